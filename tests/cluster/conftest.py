@@ -40,7 +40,7 @@ def admin_client() -> Client:
     os.environ["KUBECONFIG"] = os.environ[CLUSTER]
     try:
         client = get_cluster_client(Cluster())
-        client.request("GET", "/version")
+        client.request("GET", "/api")
     except ClusterError as error:
         pytest.fail(f"the cluster of {os.environ[CLUSTER]} does not respond: {error}", pytrace=False)
     return client

@@ -72,7 +72,7 @@ def main() -> int:
     os.environ.setdefault(MAY_SKIP, may_skip())
     with cluster():
         try:
-            get_cluster_client(Cluster()).request("GET", "/version")
+            get_cluster_client(Cluster()).request("GET", "/api")
         except ClusterError as error:
             print(f"the cluster of {os.environ[CLUSTER]} does not respond: {error}", file=sys.stderr)
             return 1

@@ -11,11 +11,22 @@ from typing import Any, NamedTuple
 Object = dict[str, Any]
 # Kinds by API version; those marked with `/` have no namespace.
 KINDS = {
-    "v1": ("Pod", "Service", "ConfigMap", "Event", "Secret", "PersistentVolumeClaim", "/Node", "/Namespace"),
+    "v1": (
+        "Pod",
+        "Service",
+        "ConfigMap",
+        "Event",
+        "Secret",
+        "PersistentVolumeClaim",
+        "/Node",
+        "/Namespace",
+        "/PersistentVolume",
+    ),
     "coordination.k8s.io/v1": ("Lease",),
     "batch/v1": ("Job",),
     "networking.k8s.io/v1": ("NetworkPolicy",),
     "apps/v1": ("Deployment", "DaemonSet"),
+    "scheduling.k8s.io/v1": ("/PriorityClass",),
     "storage.k8s.io/v1": ("/StorageClass",),
     "batch.volcano.sh/v1alpha1": ("Job",),
     "scheduling.volcano.sh/v1beta1": ("PodGroup", "/Queue"),

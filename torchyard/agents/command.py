@@ -82,8 +82,10 @@ def choose_interpreter(profile: Profile, python: str) -> tuple[str, ...]:
 
 
 def rank_source(profile: Profile) -> Ranks:
-    """How the logs show which rank printed a line: without an agent, the first node has rank 0."""
-    return "placed" if profile.resolved_agent == "none" else "teed"
+    """How the logs show which rank printed a line: without an agent's log, the first node has rank 0."""
+    level = profile.env.get(torchrun.LEVEL_VARIABLE, torchrun.RANK_LEVELS[0])
+    is_logged = profile.resolved_agent != "none" and level in torchrun.RANK_LEVELS
+    return "teed" if is_logged else "placed"
 
 
 def _build_prelude(profile: ResolvedProfile, run: Run, job_node: JobNode, folders: PodFolders) -> str:

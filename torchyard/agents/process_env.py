@@ -4,7 +4,14 @@ import re
 from collections.abc import Sequence
 from typing import Any, assert_never
 
-from torchyard.agents.torchrun import LOCAL_ADDR_VARIABLE, SHUTDOWN_VARIABLE, JobNode, get_shutdown_timeout_s
+from torchyard.agents.torchrun import (
+    LEVEL_VARIABLE,
+    LOCAL_ADDR_VARIABLE,
+    RANK_LEVELS,
+    SHUTDOWN_VARIABLE,
+    JobNode,
+    get_shutdown_timeout_s,
+)
 from torchyard.model.checkpoint import CHECKPOINTS_VARIABLE, RESUME_PLACEHOLDER, RESUME_VARIABLE
 from torchyard.model.profile import Profile
 from torchyard.model.run import Run
@@ -18,7 +25,7 @@ _PLACEHOLDER_PATTERN = re.compile(r"\{(\w+)\}")
 def build_job_env(profile: Profile, run: Run) -> dict[str, str]:
     """The variables of every process of a job, and of the agent that starts it."""
     variables = {
-        "LOGLEVEL": "INFO",  # torchrun logs the rendezvous' result only at this level
+        LEVEL_VARIABLE: RANK_LEVELS[0],  # torchrun logs the rendezvous' result only at this level
         "PYTHONUNBUFFERED": "1",  # torchrun tees from a file, which Python would fill 8 KiB at a time
     }
     if profile.resolved_agent != "none":

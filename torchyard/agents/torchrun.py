@@ -15,6 +15,8 @@ LOCAL_RANK_0_MARKER = b"[default0"
 GROUP_RANK_MARKER = b"group_rank="
 _GROUP_RANK_PATTERN = re.compile(r"\sgroup_rank=(\d+)\s*$")
 _WORKER_LINE_PATTERN = re.compile(r"^\[default(\d+)\]:(.*)", re.DOTALL)
+LEVEL_VARIABLE = "LOGLEVEL"
+RANK_LEVELS = ("INFO", "DEBUG")  # of LEVEL_VARIABLE, at which an agent logs the rank of its node
 SHUTDOWN_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 SHUTDOWN_VARIABLE_VERSION = "2.12"  # of torch, whose torchrun reads it first
 OLD_SHUTDOWN_TIMEOUT_S = 30  # between SIGTERM and SIGKILL of the ranks, in every earlier torchrun

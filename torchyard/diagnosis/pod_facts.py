@@ -6,6 +6,7 @@ wrong type, which counts as missing. Nothing is raised. All times are in seconds
 
 import functools
 import math
+import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, TypeGuard, TypeVar
@@ -16,6 +17,10 @@ REMOVALS_KEY = "torchyard/removals"  # in a removed pod as the watch keeps it: h
 ENDED_POD_PHASES = ("Succeeded", "Failed")
 _DEFAULT_CONTAINER_ANNOTATION = "kubectl.kubernetes.io/default-container"
 _OPERATOR_CONTAINER = "pytorch"  # the container that the Training Operator looks for
+_ACCELERATOR_PATTERN = re.compile(
+    r".*/(?:gpu(?:\.shared)?|tpu|npu|gaudi|neuron\w*)|nvidia\.com/mig-.+|huawei\.com/Ascend.*", re.DOTALL
+)
+_AGENT_PATTERN = re.compile(r"\btorchrun\b|\btorch\.distributed\.(?:run|launch)\b|\baccelerate\s+launch\b")
 _KILL_EXIT_CODES = (137, 143)  # of a container that SIGKILL or SIGTERM ended
 _ExitCode = TypeVar("_ExitCode", int, int | None)
 _LAST_SIGNAL = 64  # of Linux
@@ -131,14 +136,49 @@ def find_main_container(pod: Mapping[str, Any]) -> str | None:
     """The name of a pod's main container, whose log and exit code count; None if the pod has no named container.
 
     It is the one that the pod's annotation names, as for `kubectl logs`: a mesh that puts its proxy first sets it. Else
-    it is the one that the Training Operator looks for, else the first. `pod` may be a pod's template.
+    it is the one that the Training Operator looks for, else the only one with an accelerator, else the only one with an
+    agent, since daemons of a network may come first; else the first. `pod` may be a pod's template, which has the same
+    main container as its pods.
     """
-    names = [container.get("name") for container in get_mappings(pod, "spec", "containers")]
+    containers = get_mappings(pod, "spec", "containers")
+    names = [container.get("name") for container in containers]
     annotations = get_mapping(pod, "metadata", "annotations")
-    for name in (annotations.get(_DEFAULT_CONTAINER_ANNOTATION), _OPERATOR_CONTAINER, *names[:1]):
+    for name in (annotations.get(_DEFAULT_CONTAINER_ANNOTATION), _OPERATOR_CONTAINER):
         if isinstance(name, str) and name in names:
             return name
-    return None
+    if len(containers) > 1:
+        for is_main in (_requests_accelerator, runs_agent):
+            main_containers = [container for container in containers if is_main(container)]
+            if len(main_containers) == 1 and to_text(main_containers[0].get("name")):
+                return to_text(main_containers[0].get("name"))
+    return to_text(names[0]) or None if names else None
+
+
+def _requests_accelerator(container: Mapping[str, Any]) -> bool:
+    """Whether a container requests GPUs or other accelerators of a device plugin."""
+    for key in ("limits", "requests"):
+        for name, amount in get_mapping(container, "resources", key).items():
+            if _ACCELERATOR_PATTERN.fullmatch(str(name)) and str(amount) not in ("0", ""):
+                return True
+    return False
+
+
+def get_command_text(container: Mapping[str, Any]) -> str:
+    """The words of a container's command and arguments, separated by spaces; "" if it has none."""
+    argv: list[str] = []
+    for key in ("command", "args"):
+        value = container.get(key)
+        if isinstance(value, list):
+            argv += [arg for arg in value if isinstance(arg, str)]
+    return " ".join(argv)
+
+
+def runs_agent(container: Mapping[str, Any]) -> bool:
+    """Whether a container's command names torchrun, or another program that starts its ranks through torchrun's agent.
+
+    A script of the image may start one too.
+    """
+    return bool(_AGENT_PATTERN.search(get_command_text(container)))
 
 
 def _get_container_state(pod: Mapping[str, Any]) -> Mapping[str, Any]:

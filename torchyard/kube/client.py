@@ -34,7 +34,7 @@ from torchyard.kube.refusals import check_ready, check_refusal
 from torchyard.kube.retry import BRIEF_TIMEOUT_S, TransientError, retry_request
 from torchyard.model.errors import ClusterError, NotFoundError
 from torchyard.model.profile import Cluster
-from torchyard.model.requirements import plural_kind
+from torchyard.model.requirements import get_resource, is_cluster_scoped, plural_kind
 
 KubeObject = dict[str, Any]
 KubeObjects = list[KubeObject]
@@ -94,10 +94,10 @@ class Client:
     def path(self, api_version: str, kind: str, name: str = "", namespace: str | None = "") -> str:
         """The path of an object, or of all objects of a kind if `name` is empty.
 
-        `namespace=None` for kinds that have no namespace, or for all namespaces; "" is the client's own.
+        `namespace=None` for all namespaces; "" is the client's own. Known kinds that have no namespace get none.
         """
         path = f"/apis/{api_version}" if "/" in api_version else f"/api/{api_version}"
-        if namespace is not None:
+        if namespace is not None and not is_cluster_scoped(get_resource(api_version, kind)):
             path += f"/namespaces/{namespace or self.namespace}"
         path += f"/{plural_kind(kind)}"
         if name:

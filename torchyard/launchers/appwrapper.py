@@ -51,6 +51,7 @@ _DURATION_ANNOTATIONS = {
 }
 _START_OPTIONS = ("admission", "warmup")
 _RETENTION_OPTIONS = ("deletion_on_failure", "success_ttl")
+_ITEM_KEYS = ("spec", "resources", "GenericItems")
 _DISPATCHER_LABEL = "appwrapper.mcad.ibm.com"  # the dispatcher counts the pods that have this label
 _INSTALL_COMMAND = "kubectl apply --server-side -f https://github.com/project-codeflare/appwrapper/releases/download/v1.1.2/install.yaml"
 _DISPATCHER_INSTALL = (
@@ -144,6 +145,7 @@ def _build_job_kind(options: Options, inner_job: _InnerJob) -> JobKind:
     if inner_kind:
         fields["made"] = inner_kind.made
         fields["find_job"] = find_wrapped_job
+        fields["find_leader"] = inner_kind.find_leader
         fields["has_ports"] = inner_kind.has_ports
         fields["has_random_suffix"] = inner_kind.has_random_suffix
         fields["has_service"] = inner_kind.has_service
@@ -235,7 +237,22 @@ def _list_companions(wrapper: Manifest) -> list[Manifest]:
 def _list_faults(wrapper: Manifest) -> list[Finding]:
     """Why an AppWrapper cannot be followed: a run watches one job. Empty if it can."""
     location = describe_object(wrapper)
-    return [*_list_content_faults(wrapper, location), *_list_item_faults(wrapper, location)][:1]
+    faults = [*_list_shape_faults(wrapper, location), *_list_content_faults(wrapper, location)]
+    return [*faults, *_list_item_faults(wrapper, location)][:1]
+
+
+def _list_shape_faults(wrapper: Manifest, location: str) -> Iterator[Finding]:
+    """Yield the keys that prevent the objects of an AppWrapper from being read."""
+    for keys, template_key in ((("spec", "components"), "template"), (_ITEM_KEYS, "generictemplate")):
+        items = pod_facts.get_mapping(wrapper, *keys[:-1]).get(keys[-1])
+        key_path = f"{location}, {'.'.join(keys)}"
+        if isinstance(items, Mapping):
+            yield Finding(key_path, "it must be a list, whose items begin with `-`")
+        for index, item in enumerate(items if isinstance(items, list) else ()):
+            for key in pod_facts.get_mapping(item):
+                if key != template_key and str(key).lower() == template_key:
+                    problem = "it is not a field of an AppWrapper"
+                    yield Finding(f"{key_path}[{index}].{key}", problem, f"write {template_key}")
 
 
 def _list_content_faults(wrapper: Manifest, location: str) -> Iterator[Finding]:

@@ -1,6 +1,6 @@
 """Job of Kubernetes itself, for clusters without an operator: an Indexed Job, and a Service that resolves its pods."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pydantic import Field
@@ -8,6 +8,7 @@ from pydantic import Field
 from torchyard.agents import command, process_env, torchrun
 from torchyard.agents.torchrun import Endpoint, JobNode
 from torchyard.diagnosis import job_status, pod_facts
+from torchyard.lint.workload import is_indexed_job, read_job_pods
 from torchyard.model.base import FrozenModel
 from torchyard.model.errors import ProfileError
 from torchyard.model.finding import Finding, warning_check
@@ -119,25 +120,32 @@ def _build_job_node(profile: Profile, run: Run) -> JobNode:
 def _list_pod_sets(job: Manifest) -> Iterator[PodSet]:
     """The pods of a Job, one for each index; the only pod of a Job that is not Indexed."""
     spec = job["spec"]
-    if spec.get("completionMode") == "Indexed":
-        yield PodSet(_NODE_NAME, int(spec["completions"]), spec["template"], naming="by job")
+    pods = read_job_pods(spec)
+    if is_indexed_job(spec, is_in_jobset=False):
+        yield PodSet(_NODE_NAME, pods.total, spec["template"], naming="by job", parallel_count=pods.parallel)
     else:
         yield PodSet(_NODE_NAME, 1, spec["template"], naming="as job")
 
 
 def _list_faults(job: Manifest) -> list[Finding]:
     """Why a Job of a manifest cannot be followed; empty if it can, or if it has another shape."""
-    spec = pod_facts.get_mapping(job, "spec")
+    return list_job_faults(pod_facts.get_mapping(job, "spec"), f"{describe_object(job)}, spec", is_in_jobset=False)
+
+
+def list_job_faults(spec: Mapping[str, Any], location: str, *, is_in_jobset: bool) -> list[Finding]:
+    """Why a Job with this spec cannot be followed; empty if it can, or if it has another shape."""
     completions = spec.get("completions")
     pod_count = spec.get("parallelism") if completions is None else completions
-    if spec.get("completionMode") == "Indexed" and completions is None:
+    if is_indexed_job(spec, is_in_jobset=is_in_jobset):
+        if completions is not None or pod_count is None:  # without either number the API server sets both to 1
+            return []
         problem = "the API server rejects an Indexed Job without it"
-        return [Finding(f"{describe_object(job)}, spec.completions", problem, f"write {pod_count or 1}")]
-    if spec.get("completionMode") == "Indexed" or pod_count in (None, 1):
+        return [Finding(f"{location}.completions", problem, f"write {pod_count or 1}")]
+    if pod_count in (None, 1):
         return []
     problem = "without Indexed the pods of a Job have random names, and a run could not tell its nodes apart"
     remedy = "write Indexed" if completions else f"write Indexed, and spec.completions: {pod_count}"
-    return [Finding(f"{describe_object(job)}, spec.completionMode", problem, remedy)]
+    return [Finding(f"{location}.completionMode", problem, remedy)]
 
 
 JOB_KIND = JobKind(
@@ -170,19 +178,12 @@ def _list_manifest_requirements(profile: Profile) -> tuple[ClusterRequirement, .
     location = describe_object(job)
     queue = pod_facts.to_text(pod_facts.get_mapping(job, "metadata", "labels").get(QUEUE_LABEL))
     spec = pod_facts.get_mapping(job, "spec")
-    completions = pod_facts.to_number(spec.get("completions"), 1)
-    parallelism = pod_facts.to_number(spec.get("parallelism"), 1)
     job_requirements = list(list_requirements())
     scheduler = pod_facts.get_mapping(spec, "template", "spec").get("schedulerName")
     has_default_scheduler = scheduler in (None, "", "default-scheduler")  # another one may start the pods together
-    if completions > 1 and not queue and has_default_scheduler:
+    if read_job_pods(spec).total > 1 and not queue and has_default_scheduler:
         remedy = f"name a LocalQueue of Kueue in {QUEUE_LABEL}"
         job_requirements.append(_advise_queue(f"{location}, metadata.labels", remedy))
-    if parallelism < completions:
-        problem = f"only {parallelism} of the {completions} pods run at a time: they never meet in one rendezvous"
-        remedy = f"write {completions} if they train together"
-        finding = warning_check(f"{location}, spec.parallelism", problem, remedy)
-        job_requirements.append(Advice(finding=finding))
     return tuple(job_requirements)
 
 
@@ -207,6 +208,5 @@ def read_status(observed: Observation) -> Status:
 
 def _read_gang(observed: Observation) -> job_status.Gang:
     """The number of pods, and of those that run at a time."""
-    spec = pod_facts.get_mapping(job_status.find_job_object(observed, KIND), "spec")
-    total = pod_facts.to_number(spec.get("completions"), 1)
-    return job_status.Gang(total, min(pod_facts.to_number(spec.get("parallelism"), 1), total))
+    pods = read_job_pods(pod_facts.get_mapping(job_status.find_job_object(observed, KIND), "spec"))
+    return job_status.Gang(pods.total, pods.parallel)

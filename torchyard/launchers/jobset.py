@@ -1,13 +1,15 @@
 """JobSet of Kubernetes SIGs: a set of Jobs with stable host names; here one Job with a pod for each node."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
 from torchyard.agents import command, process_env, torchrun
 from torchyard.agents.torchrun import Endpoint, JobNode
 from torchyard.diagnosis import job_status, pod_facts
+from torchyard.launchers.job import list_job_faults
+from torchyard.lint.workload import is_indexed_job, list_workloads, read_job_pods
 from torchyard.model.base import FrozenModel
 from torchyard.model.errors import ProfileError
 from torchyard.model.finding import Finding
@@ -130,8 +132,27 @@ def _list_pod_sets(job: Manifest) -> Iterator[PodSet]:
     """The pods of each Job of a JobSet, which is called <name>-<number>."""
     for replicated_job in job["spec"]["replicatedJobs"]:
         spec = replicated_job["template"]["spec"]
+        pods = read_job_pods(spec)
+        naming: Literal["by set", "as set"] = "by set" if is_indexed_job(spec, is_in_jobset=True) else "as set"
         for number in range(_count_or_one(replicated_job.get("replicas"))):
-            yield PodSet(f"{replicated_job['name']}-{number}", _count_or_one(spec.get("parallelism")), spec["template"])
+            name = f"{replicated_job['name']}-{number}"
+            yield PodSet(name, pods.total, spec["template"], naming, parallel_count=pods.parallel)
+
+
+def _list_faults(job: Manifest) -> list[Finding]:
+    """Why a JobSet of a manifest cannot be followed: the faults of its Jobs. Empty if it can, or has another shape."""
+    faults: list[Finding] = []
+    for workload in list_workloads(job):
+        for group in workload.groups:
+            faults += list_job_faults(group.spec, f"{workload.location}, {group.key_path}", is_in_jobset=True)
+    return faults
+
+
+def _find_leader(job: Manifest) -> str | None:
+    """The Job of a JobSet's coordinator; None if it names none."""
+    coordinator = pod_facts.get_mapping(job, "spec", "coordinator")
+    name = coordinator.get("replicatedJob")
+    return f"{name}-{pod_facts.to_number(coordinator.get('jobIndex'))}" if name else None
 
 
 def _count_or_one(value: Any) -> int:
@@ -146,6 +167,8 @@ JOB_KIND = JobKind(
     watch=(WatchedKind(api=_API, kind=KIND), WatchedKind(api="v1", kind="Pod")),
     list_pod_sets=_list_pod_sets,
     made=(ObjectKind(api="batch/v1", kind="Job"), ObjectKind(api="v1", kind="Service")),
+    find_leader=_find_leader,
+    list_faults=_list_faults,
     has_random_suffix=True,
     has_service=True,
 )
@@ -171,11 +194,13 @@ def read_status(observed: Observation) -> Status:
 
 
 def _read_gang(observed: Observation) -> job_status.Gang:
+    """The number of pods of all Jobs, and of those that run at a time."""
     job = job_status.find_job_object(observed, KIND) or {}
     total = 0
+    parallel = 0
     for replicated_job in pod_facts.get_mappings(job, "spec", "replicatedJobs"):
-        replicas = replicated_job.get("replicas", 1)
-        pods = pod_facts.get_mapping(replicated_job, "template", "spec").get("parallelism", 1)
-        if isinstance(replicas, int) and isinstance(pods, int):
-            total += replicas * pods
-    return job_status.Gang(total, total)
+        replicas = pod_facts.to_number(replicated_job.get("replicas"), 1)
+        pods = read_job_pods(pod_facts.get_mapping(replicated_job, "template", "spec"))
+        total += replicas * pods.total
+        parallel += replicas * pods.parallel
+    return job_status.Gang(total, parallel)

@@ -157,12 +157,17 @@ def _list_pod_sets(job: Manifest) -> Iterator[PodSet]:
         yield PodSet(role.lower(), pods, replica_spec["template"])
 
 
+def _find_leader(_: Manifest) -> str:
+    """The role that the operator gives rank 0, if the job has it."""
+    return "master"
+
+
 _WATCHED_KINDS = (
     WatchedKind(api=_API, kind=KIND),
     WatchedKind(api="v1", kind="Pod"),
     WatchedKind(api="scheduling.volcano.sh/v1beta1", kind="PodGroup", by_name=True),
 )
-JOB_KIND = JobKind("pytorchjob", _API, KIND, _WATCHED_KINDS, _list_pod_sets, has_ports=True)
+JOB_KIND = JobKind("pytorchjob", _API, KIND, _WATCHED_KINDS, _list_pod_sets, find_leader=_find_leader, has_ports=True)
 
 
 def list_requirements(queue: str | None) -> tuple[ClusterRequirement, ...]:

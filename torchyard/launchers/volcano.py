@@ -8,6 +8,7 @@ from pydantic import Field
 from torchyard.agents import command, process_env, torchrun
 from torchyard.agents.torchrun import Endpoint, JobNode
 from torchyard.diagnosis import job_status, pod_facts
+from torchyard.lint.workload import find_master_task
 from torchyard.model.base import FrozenModel
 from torchyard.model.plan import ManifestPlan, ObjectKind, WatchedKind
 from torchyard.model.profile import Profile
@@ -120,6 +121,15 @@ def _list_pod_sets(job: Manifest) -> Iterator[PodSet]:
         yield PodSet(task.get("name") or f"default{index}", int(task.get("replicas") or 0), task["template"])
 
 
+def _find_leader(job: Manifest) -> str | None:
+    """The task that a plugin gives rank 0, or that starts MPI's ranks; None without such a plugin."""
+    for plugin in ("pytorch", "mpi"):
+        task_name = find_master_task(job["spec"], plugin)
+        if task_name:
+            return task_name
+    return None
+
+
 _JOB_KIND = JobKind(
     launcher="volcano",
     api=_API,
@@ -136,6 +146,7 @@ _JOB_KIND = JobKind(
         ObjectKind(api="v1", kind="ConfigMap"),
         ObjectKind(api="networking.k8s.io/v1", kind="NetworkPolicy"),
     ),
+    find_leader=_find_leader,
     has_service=True,
     config_map_suffix="-svc",  # of the plugin svc, with the names of the hosts
     kueue_alternative="use a queue of Volcano (options.queue, in a manifest spec.queue), or another launcher",

@@ -21,7 +21,9 @@ from torchyard.lint.workload import (
     ReplicaGroup,
     Workload,
     YamlNode,
+    is_indexed_job,
     list_workloads,
+    read_job_pods,
     yaml_list,
     yaml_mapping,
     yaml_number,
@@ -351,6 +353,14 @@ def _find_job_restarts(job: Workload) -> Iterator[Finding]:
             yield Finding(f"{group.pod_path}.restartPolicy", problem, f"write Never, and {fix}")
 
 
+def _find_sequential_pods(job: Workload) -> Iterator[Finding]:
+    for group in job.groups if job.kind in ("jobset", "job") else ():
+        pods = read_job_pods(group.spec)
+        if pods.parallel < pods.total and is_indexed_job(group.spec, is_in_jobset=job.kind == "jobset"):
+            problem = f"only {pods.parallel} of the {pods.total} pods run at a time: they never meet in one rendezvous"
+            yield Finding(f"{group.key_path}.parallelism", problem, f"write {pods.total} if they train together")
+
+
 def _find_missing_completion_index(job: Workload) -> Iterator[Finding]:
     is_used = _list_used_variables(job, [_COMPLETION_INDEX])
     if job.kind == "job" and is_used and job.spec.get("completionMode") != "Indexed":
@@ -385,6 +395,7 @@ _RULES: tuple[_LintRule, ...] = (
     _find_many_restarts,
     _find_standalone,
     _find_job_restarts,
+    _find_sequential_pods,
     _find_missing_completion_index,
     *REJECTION_RULES,
 )

@@ -1,7 +1,7 @@
 """Traps of any pod in a manifest: what it will do that its author does not expect."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from torchyard.lint.workload import (
     ManifestContainer,
@@ -16,6 +16,12 @@ from torchyard.lint.workload import (
 from torchyard.model.finding import Finding
 from torchyard.model.rules import find_image_fault
 
+# Of Helm, Argo Workflows and Katib: no program in a pod reads these.
+_LEFTOVER_PATTERN = re.compile(
+    r"\{\{-?\s*(?:\.(?:Values|Release|Chart|Capabilities|Template)\b|(?:include|template)\s|"
+    r"(?:workflow|inputs|outputs|tasks|steps)\.)[^{}]*\}\}|\$\{trialParameters\.\w+\}"
+)
+_EXPRESSION_PATTERN = re.compile(r"\{\{-?\s*[.$][^{}]*\}\}")  # of Go, as docker's --format takes it too
 _ETCD_HINT = "a version of 3.5, such as quay.io/coreos/etcd:v3.5.35"
 _INTERFACE_VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 _HEREDOC_PATTERN = re.compile(r"<<-?\s*(['\"]?)(\w+)\1[^\n]*\n.*?^\s*\2\s*$", re.DOTALL | re.MULTILINE)
@@ -207,8 +213,35 @@ def _keep_substitutions(match: re.Match[str]) -> str:
     return match[0] if has_substitution else " "
 
 
+def _find_unrendered_templates(job: Workload) -> Iterator[Finding]:
+    fix = "render the template before the run"
+    for group in job.groups:
+        for key_path, text in _list_texts(group.pod, group.pod_path):
+            leftover = _LEFTOVER_PATTERN.search(text)
+            expression = leftover or _EXPRESSION_PATTERN.search(text)
+            if leftover:
+                yield Finding(key_path, f"`{leftover[0]}` is an expression of a template that is not filled in", fix)
+            elif expression:
+                problem = f"`{expression[0]}` may be an expression of a template that is not filled in"
+                yield Finding(key_path, problem, f"{fix}, unless a program in the pod expects this text")
+
+
+def _list_texts(node: object, key_path: str) -> Iterator[tuple[str, str]]:
+    """Yield every text in a part of a pod, with its path; without images, which have a rule of their own."""
+    if isinstance(node, str):
+        yield key_path, node
+    elif isinstance(node, Mapping):
+        for key, value in node.items():
+            if key != "image":
+                yield from _list_texts(value, f"{key_path}.{key}")
+    else:
+        for index, item in enumerate(yaml_list(node)):
+            yield from _list_texts(item, f"{key_path}[{index}]")
+
+
 POD_RULES = (
     _find_unusable_images,
+    _find_unrendered_templates,
     _find_broad_tolerations,
     _find_unbounded_memory,
     _find_small_shared_memory,

@@ -353,14 +353,7 @@ class Workload(NamedTuple):
         """Whether the controller appends its own MASTER_ADDR to the variables of every container; the last one wins."""
         if self.kind == "pytorchjob":
             return any(group.name == "Master" for group in self.groups)
-        plugins = yaml_mapping(yaml_value(self.spec, "plugins"))
-        if self.kind != "volcano" or "pytorch" not in plugins:
-            return False
-        master_name = "master"  # the plugin's default
-        for flag in yaml_list(plugins["pytorch"]):
-            option, _, value = str(flag).partition("=")
-            if option.lstrip("-") == "master":
-                master_name = value
+        master_name = find_master_task(self.spec, "pytorch") if self.kind == "volcano" else None
         return any(group.name == master_name for group in self.groups)
 
     @property
@@ -418,6 +411,22 @@ def list_workloads(obj: object, parent_location: str = "") -> Iterator[Workload]
         yield Workload(workload_kind, location, name, namespace, spec, tuple(_list_groups(workload_kind, spec)))
 
 
+def find_master_task(spec: object, plugin: str) -> str | None:
+    """The name of the task that a plugin of Volcano, `pytorch` or `mpi`, takes as the master; None without the plugin.
+
+    `spec`: of the Job.
+    """
+    plugins = yaml_mapping(yaml_value(spec, "plugins"))
+    if plugin not in plugins:
+        return None
+    task_name = "master"  # the plugins' default
+    for flag in yaml_list(plugins[plugin]):
+        option, _, value = str(flag).partition("=")
+        if option.lstrip("-") == "master":
+            task_name = value
+    return task_name
+
+
 def find_workload_kind(obj: object) -> WorkloadKind | None:
     """The kind of workload of an object; None if no rule here reads it."""
     api_version = yaml_text(yaml_value(obj, "apiVersion"))
@@ -451,7 +460,7 @@ def _list_groups(kind: WorkloadKind, spec: YamlNode) -> Iterator[ReplicaGroup]:
     if kind == "pod":
         yield ReplicaGroup("", 1, "spec", spec, "spec", spec)
     elif kind == "job":
-        yield _build_group("", "spec", spec, _read_count(spec.get("parallelism"), default=1))
+        yield _build_group("", "spec", spec, read_job_pods(spec).parallel)
     elif kind == "server":
         yield _build_group("", "spec", spec, _read_count(spec.get("replicas"), default=1))
     elif kind == "volcano":
@@ -462,14 +471,32 @@ def _list_groups(kind: WorkloadKind, spec: YamlNode) -> Iterator[ReplicaGroup]:
     elif kind == "jobset":
         for key_path, job in yaml_entries("spec.replicatedJobs", spec.get("replicatedJobs")):
             job_spec = yaml_mapping(yaml_value(job, "template", "spec"))
-            parallelism = _read_count(job_spec.get("parallelism"), default=1)
-            pod_count = _read_count(job.get("replicas"), default=1) * parallelism
+            pod_count = _read_count(job.get("replicas"), default=1) * read_job_pods(job_spec).parallel
             yield _build_group(yaml_text(job.get("name")), f"{key_path}.template.spec", job_spec, pod_count)
     else:
         for name, role in yaml_mapping(spec.get("pytorchReplicaSpecs")).items():
             if isinstance(role, Mapping):
                 replicas = _read_count(role.get("replicas"), default=1)
                 yield _build_group(str(name), f"spec.pytorchReplicaSpecs.{name}", role, replicas)
+
+
+class JobPods(NamedTuple):
+    """The pods of a Job of batch/v1: how many there are in all, and how many run at a time."""
+
+    total: int
+    parallel: int
+
+
+def read_job_pods(spec: YamlNode) -> JobPods:
+    """The pods that the spec of a Job asks for. Without `completions` all of them run at a time."""
+    parallelism = _read_count(spec.get("parallelism"), default=1)
+    total = _read_count(spec.get("completions"), default=parallelism)
+    return JobPods(total, min(parallelism, total))
+
+
+def is_indexed_job(spec: YamlNode, *, is_in_jobset: bool) -> bool:
+    """Whether the pods of a Job have stable names. The webhook of JobSets makes a Job without a mode Indexed."""
+    return (spec.get("completionMode") or ("Indexed" if is_in_jobset else "NonIndexed")) == "Indexed"
 
 
 def _read_count(value: object, *, default: int) -> int:

@@ -6,12 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from torchyard.diagnosis import pod_facts
-from torchyard.model.plan import Ranks
+from torchyard.pods.manifest_ranks import find_rank_source
 from torchyard.steps.rank_output import RankLayout
 
 _PROCESSES_PATTERN = re.compile(r"--nproc[_-]per[_-]node(?:=|\", \"| )(\d{1,5})\b")
-_AGENT_PATTERN = re.compile(r"torchrun|torch\.distributed\.(?:run|launch)\b")
-_TEE_PATTERN = re.compile(r"--tee\b|\", \"-t\", \"")
 
 
 def find_process_count(pod: Mapping[str, Any]) -> int | None:
@@ -22,11 +20,7 @@ def find_process_count(pod: Mapping[str, Any]) -> int | None:
 
 def find_rank_layout(pod: Mapping[str, Any]) -> RankLayout:
     """How to find the lines of a rank in the log of such a pod."""
-    text = _format_containers(pod)
-    ranks: Ranks = "placed"
-    if _AGENT_PATTERN.search(text):
-        ranks = "teed" if _TEE_PATTERN.search(text) else "logged"
-    return RankLayout(ranks, find_process_count(pod))
+    return RankLayout(find_rank_source(pod), find_process_count(pod))
 
 
 def _format_containers(pod: Mapping[str, Any]) -> str:

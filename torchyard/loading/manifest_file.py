@@ -12,15 +12,17 @@ from torchyard.loading.yaml_document import read_documents
 from torchyard.model.errors import ProfileError
 from torchyard.model.finding import FilePosition, Finding
 
+_OBJECT_FIX = "write a mapping with apiVersion, kind and metadata, as kubectl takes it; `---` separates objects"
 _INDEX_PATTERN = re.compile(r"\[(\d+)\]")
 
 
 class ManifestFile(NamedTuple):
-    """The objects of a manifest, and the YAML node of each, which has line numbers."""
+    """The objects of a manifest, the YAML node of each, which has line numbers, and warnings about the file."""
 
     path: Path
     objects: tuple[dict[str, Any], ...]
     nodes: tuple[yaml.Node, ...]
+    warnings: tuple[Finding, ...]
 
     def locate(self, where: str) -> FilePosition | None:
         """The position for the `where` of a finding about an object: `Job train, spec.tasks[0].replicas`.
@@ -47,8 +49,10 @@ def read_manifest(path: Path, profile_name: str) -> ManifestFile:
     """Read the objects of a manifest. ProfileError if one of its documents is not a Kubernetes object."""
     objects: list[dict[str, Any]] = []
     nodes: list[yaml.Node] = []
+    warnings: list[Finding] = []
     try:
-        for content, root in read_documents(path, profile_name):
+        for content, root, repetitions in read_documents(path, profile_name, allow_repetitions=True):
+            warnings += repetitions
             # Converted as for an API server, which reads JSON: there a key is always a string.
             obj = json.loads(json.dumps(content, allow_nan=False))
             if obj is None:
@@ -68,12 +72,12 @@ def read_manifest(path: Path, profile_name: str) -> ManifestFile:
         if fault:
             line = node.start_mark.line + 1
             message = f"object {number} is not a Kubernetes object: {fault}"
-            findings.append(Finding("", message, file=str(path), line=line))
+            findings.append(Finding("", message, _OBJECT_FIX, file=str(path), line=line))
     if not objects:
-        findings.append(Finding("", "it has no object", file=str(path)))
+        findings.append(Finding("", "it has no object", "write the job, and what it needs, in it", file=str(path)))
     if findings:
         raise ProfileError(profile_name, tuple(findings))
-    return ManifestFile(path, tuple(objects), tuple(nodes))
+    return ManifestFile(path, tuple(objects), tuple(nodes), tuple(warnings))
 
 
 def _find_object_fault(document: object) -> str | None:

@@ -100,6 +100,8 @@ def load_profile(name: str, overrides: Mapping[str, Any] | None = None) -> Profi
         profile = _check_launcher(profile, path, findings)
     if findings.listed:
         raise ProfileError(path.stem, tuple(findings.listed))
+    if findings.manifest:
+        profile = profile.with_manifest_warnings(findings.manifest.warnings)
     if profile.resume:  # whether a run can continue from it is checked when the run starts
         profile = profile.with_positions({"resume": findings.locate(("resume",))})
     return profile

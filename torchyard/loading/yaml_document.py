@@ -19,6 +19,16 @@ _INDENT_PATTERN = re.compile(rb"^[ ?:-]+", re.MULTILINE)
 # What a template contains that YAML does not: an expression, or a line that is only a variable.
 _TEMPLATE_PATTERN = re.compile(rb"\{\{|\{%|^[ \t]*\$\{?\w+\}?[ \t\r]*$", re.MULTILINE)
 _RENDER_FIX = "the file contains `{mark}`: if it is a template, fill it in first (helm template, envsubst)"
+_INDENT_FIX = "check the indentation of this line and of those before it; a text with `: ` or ` #` needs quotes"
+# By the words of PyYAML's problem.
+_SYNTAX_REMEDIES = {
+    "tab character": "indent with spaces",
+    "cannot start any token": "indent with spaces; a text that begins with a special character needs quotes",
+    "undefined alias": "define it with `&` before its name, earlier in the same document; a text needs quotes",
+    "mapping values are not allowed": _INDENT_FIX,
+    "did not find expected": _INDENT_FIX,
+    "could not find expected": _INDENT_FIX,
+}
 _INT_TAG = "tag:yaml.org,2002:int"
 _FLOAT_TAG = "tag:yaml.org,2002:float"
 _UNKNOWN_TAG_PATTERN = re.compile(r"could not determine a constructor for the tag '(?:tag:yaml\.org,2002:)?([^']*)'")
@@ -59,6 +69,8 @@ def _construct_number(loader: Any, node: yaml.ScalarNode) -> int | float:
     return number
 
 
+# YAML 1.2's octals, which kubectl reads as numbers too.
+_Loader.add_implicit_resolver(_INT_TAG, re.compile("0o[0-7]+$"), ["0"])
 for tag in (_INT_TAG, _FLOAT_TAG):
     _Loader.add_constructor(tag, _construct_number)
 
@@ -79,27 +91,34 @@ def read_document(
         start = yaml.Mark(str(path), 0, 0, 0, None, 0)
         return {}, yaml.MappingNode("tag:yaml.org,2002:map", [], start, start)
     if documents:
-        content, root = documents[0]
+        content, root, _ = documents[0]
         if isinstance(root, yaml.MappingNode) and isinstance(content, dict):
             return content, root
     raise ProfileError(name, (Finding("", f"{noun} is a mapping of keys to values", file=str(path), line=1),))
 
 
 class Document(NamedTuple):
-    """A YAML document: its content, and its root node, which has line numbers."""
+    """A YAML document: its content, and its root node, which has line numbers.
+
+    repetitions: a warning for each key that appears twice with one value, where that is allowed.
+    """
 
     content: Any
     root: yaml.Node
+    repetitions: tuple[Finding, ...] = ()
 
 
-def read_documents(path: Path, name: str) -> list[Document]:
-    """Every document of a file. ProfileError, about the profile `name`, if it cannot be read or repeats a key."""
+def read_documents(path: Path, name: str, *, allow_repetitions: bool = False) -> list[Document]:
+    """Every document of a file. ProfileError, about the profile `name`, if it cannot be read or repeats a key.
+
+    `allow_repetitions`: of a key with its value, as kubectl does; with another value it is an error in any case.
+    """
     try:
         text = path.read_bytes()
     except OSError as error:
         raise ProfileError(name, (Finding("", f"{path} cannot be read: {error}"),)) from error
     documents: list[Document] = []
-    repeated_keys: list[_RepeatedKey] = []
+    conflicts: list[Finding] = []
     try:
         if _is_possibly_deep(text):
             _check_levels(text)
@@ -107,16 +126,16 @@ def read_documents(path: Path, name: str) -> list[Document]:
         while loader.check_node():
             root = loader.get_node()
             nodes = list(_expand_nodes(root))
-            repeated_keys += _list_repeated_keys(nodes)
-            documents.append(Document(_construct_values(loader, root, nodes), root))
+            repetitions: list[Finding] = []
+            for repeated_key in _list_repeated_keys(root, nodes):
+                finding = repeated_key.describe(str(path))
+                is_allowed = allow_repetitions and repeated_key.has_same_value
+                (repetitions if is_allowed else conflicts).append(finding)
+            documents.append(Document(_construct_values(loader, root, nodes), root, tuple(repetitions)))
     except yaml.YAMLError as error:
         raise ProfileError(name, (_describe_syntax_error(path, text, error),)) from error
-    if repeated_keys:
-        findings = [
-            Finding("", f"the key {shorten_value(key)} appears here a second time", file=str(path), line=line)
-            for key, line in repeated_keys
-        ]
-        raise ProfileError(name, tuple(findings))
+    if conflicts:
+        raise ProfileError(name, tuple(conflicts))
     return documents
 
 
@@ -208,33 +227,66 @@ def _describe_syntax_error(path: Path, text: bytes, error: yaml.YAMLError) -> Fi
     if match := _UNKNOWN_TAG_PATTERN.search(problem):
         problem = f"a value cannot have the tag !!{match[1]}: write it without one"
     template = _TEMPLATE_PATTERN.search(text)
-    remedy = _RENDER_FIX.format(mark=template[0].strip().decode()) if template else ""
+    remedy = next((remedy for words, remedy in _SYNTAX_REMEDIES.items() if words in problem), "")
+    if template:
+        remedy = _RENDER_FIX.format(mark=template[0].strip().decode())
     if mark:
         return Finding("", f"{problem} (column {mark.column + 1})", remedy, file=str(path), line=mark.line + 1)
     return Finding("", problem, remedy, file=str(path))
 
 
 class _RepeatedKey(NamedTuple):
-    """A key, and the line of its second appearance, counted from 1."""
+    """The path of a key, and the lines of its first and second appearance, counted from 1."""
 
-    key: str
+    key_path: str
+    first_line: int
     line: int
+    has_same_value: bool
+
+    def describe(self, file: str) -> Finding:
+        """The finding, as a warning if the value is the same."""
+        problem = f"the key {shorten_value(self.key_path)} appears here a second time, after line {self.first_line}"
+        if self.has_same_value:
+            return Finding("", f"{problem}, with the same value", "remove one", "warning", file=file, line=self.line)
+        remedy = "write it once, with all that belongs to it: kubectl would use only the last one"
+        return Finding("", problem, remedy, file=file, line=self.line)
 
 
-def _list_repeated_keys(nodes: list[yaml.Node]) -> list[_RepeatedKey]:
+def _list_repeated_keys(root: yaml.Node, nodes: list[yaml.Node]) -> list[_RepeatedKey]:
     """Keys that appear twice in one mapping, of which other YAML readers silently use the last one."""
     repeated_keys: dict[_RepeatedKey, None] = {}  # ordered; a mapping with several aliases is reported once
     for node in nodes:
         if not isinstance(node, yaml.MappingNode):
             continue
-        keys: set[str] = set()
-        for key_node, _ in node.value:
+        pairs: dict[str, tuple[yaml.Node, yaml.Node]] = {}
+        for key_node, value_node in node.value:
             if not isinstance(key_node, yaml.ScalarNode):
                 continue
-            if key_node.value in keys:
-                repeated_keys[_RepeatedKey(key_node.value, key_node.start_mark.line + 1)] = None
-            keys.add(key_node.value)
+            if key_node.value in pairs:
+                first_key, first_value = pairs[key_node.value]
+                key_path = f"{_find_key_path(root, node) or ''}.{key_node.value}".removeprefix(".")
+                lines = (first_key.start_mark.line + 1, key_node.start_mark.line + 1)
+                has_same_value = yaml.serialize(first_value) == yaml.serialize(value_node)
+                repeated_keys[_RepeatedKey(key_path, *lines, has_same_value)] = None
+            pairs[key_node.value] = (key_node, value_node)
     return list(repeated_keys)
+
+
+def _find_key_path(node: yaml.Node, target: yaml.Node) -> str | None:
+    """The path of a node below another one, such as `spec.tasks[0]`; "" for that node itself, None if not below."""
+    if node is target:
+        return ""
+    children: list[tuple[str, yaml.Node]] = []
+    if isinstance(node, yaml.MappingNode):
+        children = [(str(key_node.value), value) for key_node, value in node.value]
+    elif isinstance(node, yaml.SequenceNode):
+        children = [(f"[{index}]", value) for index, value in enumerate(node.value)]
+    for key, child in children:
+        key_path = _find_key_path(child, target)
+        if key_path is not None:
+            separator = "." if key_path and not key_path.startswith("[") else ""
+            return f"{key}{separator}{key_path}"
+    return None
 
 
 def merge_overrides(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from torchyard.model.profile import Cluster, CodeArchive, MetricsSetting, OnNan
 from torchyard.model.requirements import ClusterRequirement, CommandRequirement
 
 # How to find rank 0's lines. teed: torchrun's --tee prefixes each line with its rank; logged: the agent's log names the
-# node of rank 0; placed: rank 0 runs on the first node.
+# node of rank 0; placed: rank 0 runs on the first node, unless the agent's log names another one.
 Ranks = Literal["teed", "logged", "placed"]
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 from pydantic import BeforeValidator, Field, PrivateAttr, WithJsonSchema, model_validator
 
 from torchyard.model.base import Duration, FrozenModel, Pause, Text
-from torchyard.model.finding import FilePosition
+from torchyard.model.finding import FilePosition, Finding
 from torchyard.model.hang import OnHang
 from torchyard.model.hardware import Fabric, Hardware, OnFabric
 from torchyard.model.observe import NotifySetting, Trackers, TrackersSetting
@@ -351,6 +351,19 @@ class Profile(FrozenModel):
     options: dict[str, Any] = Field({}, description="options of the launcher")
 
     _positions: dict[str, FilePosition] = PrivateAttr(default_factory=dict)
+
+    _manifest_warnings: tuple[Finding, ...] = PrivateAttr(default=())
+
+    @property
+    def manifest_warnings(self) -> tuple[Finding, ...]:
+        """What is unusual in the manifest's file, each with its line; empty for a stored profile."""
+        return self._manifest_warnings
+
+    def with_manifest_warnings(self, warnings: tuple[Finding, ...]) -> Self:
+        """A copy with these warnings."""
+        copy = self.model_copy()
+        copy._manifest_warnings = warnings
+        return copy
 
     @property
     def positions(self) -> Mapping[str, FilePosition]:

@@ -8,7 +8,47 @@ from torchyard.model.base import FrozenModel
 from torchyard.model.finding import FilePosition, Finding
 from torchyard.model.pod import Resources, TolerationItem
 
-_IRREGULAR_PLURALS = {"NetworkAttachmentDefinition": "network-attachment-definitions"}
+_IRREGULAR_PLURALS = {"NetworkAttachmentDefinition": "network-attachment-definitions", "Endpoints": "endpoints"}
+# The resources without a namespace that a user's manifest may contain.
+_CLUSTER_RESOURCES = frozenset(
+    {
+        "namespaces",
+        "nodes",
+        "persistentvolumes",
+        "apiservices.apiregistration.k8s.io",
+        "customresourcedefinitions.apiextensions.k8s.io",
+        "mutatingwebhookconfigurations.admissionregistration.k8s.io",
+        "validatingadmissionpolicies.admissionregistration.k8s.io",
+        "validatingadmissionpolicybindings.admissionregistration.k8s.io",
+        "validatingwebhookconfigurations.admissionregistration.k8s.io",
+        "clusterrolebindings.rbac.authorization.k8s.io",
+        "clusterroles.rbac.authorization.k8s.io",
+        "csidrivers.storage.k8s.io",
+        "storageclasses.storage.k8s.io",
+        "volumeattributesclasses.storage.k8s.io",
+        "volumesnapshotclasses.snapshot.storage.k8s.io",
+        "volumesnapshotcontents.snapshot.storage.k8s.io",
+        "deviceclasses.resource.k8s.io",
+        "ingressclasses.networking.k8s.io",
+        "priorityclasses.scheduling.k8s.io",
+        "runtimeclasses.node.k8s.io",
+        "queues.scheduling.volcano.sh",
+        "hypernodes.topology.volcano.sh",
+        "admissionchecks.kueue.x-k8s.io",
+        "clusterqueues.kueue.x-k8s.io",
+        "cohorts.kueue.x-k8s.io",
+        "multikueueclusters.kueue.x-k8s.io",
+        "multikueueconfigs.kueue.x-k8s.io",
+        "provisioningrequestconfigs.kueue.x-k8s.io",
+        "resourceflavors.kueue.x-k8s.io",
+        "topologies.kueue.x-k8s.io",
+        "workloadpriorityclasses.kueue.x-k8s.io",
+        "clusterissuers.cert-manager.io",
+        "clusterpolicies.nvidia.com",
+        "nicclusterpolicies.mellanox.com",
+        "queues.scheduling.run.ai",
+    }
+)
 
 
 class Advice(FrozenModel):
@@ -128,15 +168,27 @@ def plural_kind(kind: str) -> str:
     if kind in _IRREGULAR_PLURALS:
         return _IRREGULAR_PLURALS[kind]
     name = kind.lower()
-    if name.endswith("y"):
+    if name.endswith("y") and not name.endswith(("ay", "ey", "oy")):
         return f"{name[:-1]}ies"
     if name.endswith("s"):
         return f"{name}es"
     return f"{name}s"
 
 
+def get_resource(api_version: str, kind: str) -> str:
+    """The full name of a kind: `pods`, or `networkpolicies.networking.k8s.io`."""
+    group = api_version.rpartition("/")[0]
+    plural = plural_kind(kind)
+    return f"{plural}.{group}" if group else plural
+
+
+def is_cluster_scoped(resource: str) -> bool:
+    """Whether a known resource has no namespace. `resource`: its full name, as of `get_resource`."""
+    return resource in _CLUSTER_RESOURCES
+
+
 class Permission(FrozenModel):
-    """Requests that the user must be allowed to make in the namespace."""
+    """Requests that the user must be allowed to make in the namespace, or in the cluster if the resource has none."""
 
     kind: Literal["permission"] = "permission"
     verbs: tuple[str, ...]

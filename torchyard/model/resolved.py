@@ -88,4 +88,4 @@ def resolve(profile: Profile) -> ResolvedProfile:
     fields["resources"] = fields["pod"].resources | profile.resources
     # All values were validated with the profile.
     resolved = ResolvedProfile.model_construct(profile.model_fields_set, **fields)
-    return resolved.with_positions(profile.positions)
+    return resolved.with_positions(profile.positions).with_manifest_warnings(profile.manifest_warnings)

@@ -3,7 +3,7 @@
 from typing import Any
 
 from torchyard.model.profile import Profile
-from torchyard.model.requirements import ClusterRequirement, Permission
+from torchyard.model.requirements import ClusterRequirement, Permission, get_resource, is_cluster_scoped
 from torchyard.model.resolved import ResolvedProfile
 from torchyard.model.run import Run
 from torchyard.pods import template
@@ -58,9 +58,10 @@ def _build_policies(profile: ResolvedProfile, run: Run, labels: dict[str, str]) 
 def is_companion_object(obj: dict[str, Any]) -> bool:
     """Whether an object accompanies the job in a user's manifest, and may be older than the run.
 
-    One that holds data and outlives the run does not have the run's label.
+    One that outlives the run, because it holds data or has no namespace, does not have the run's label.
     """
-    outlives_run = obj["kind"] in DATA_KINDS and template.RUN_LABEL not in (obj["metadata"].get("labels") or {})
+    may_outlive_run = obj["kind"] in DATA_KINDS or is_cluster_scoped(get_resource(obj["apiVersion"], obj["kind"]))
+    outlives_run = may_outlive_run and template.RUN_LABEL not in (obj["metadata"].get("labels") or {})
     return outlives_run or _get_role(obj) in ("companion", DISPOSABLE_ROLE)
 
 

@@ -1,5 +1,6 @@
 """A kind of job in a cluster, and the plan of a job of that kind: our own jobs and those of manifests go this way."""
 
+import re
 from collections.abc import Callable, Iterable
 from typing import Any, Literal, NamedTuple
 
@@ -21,6 +22,7 @@ from torchyard.pods.template import attempt_labels
 from torchyard.pods.volumes import Manifest
 
 QUEUE_LABEL = kueue.QUEUE_LABEL
+_MPI_PATTERN = re.compile(r"\bmpi(?:run|exec)\b")
 # v1beta1, because also the newest Kueue serves it.
 _WATCHED_WORKLOAD = WatchedKind(
     api="kueue.x-k8s.io/v1beta1", kind=kueue.WORKLOAD_KIND, owner_label="kueue.x-k8s.io/job-uid"
@@ -40,14 +42,16 @@ def describe_object(document: Manifest) -> str:
 class PodSet(NamedTuple):
     """The pods of one template in a job. The nodes are called <name>-<i>.
 
-    naming: of the pods: <job>-<name>-<i> (by set); <job>-<i> (by job); <job>, of a single pod (as job); or <name>, the
-        own name of a single pod.
+    naming: of the pods: <job>-<name>-<i> (by set); <job>-<i> (by job); of a single pod <job>-<name> (as set), <job> (as
+        job), or <name>, its own name.
+    parallel_count: of the pods that run at a time; None if all do.
     """
 
     name: str
     pod_count: int
     template: Manifest
-    naming: Literal["by set", "by job", "as job", "own"] = "by set"
+    naming: Literal["by set", "by job", "as set", "as job", "own"] = "by set"
+    parallel_count: int | None = None
 
     def name_pods(self, job_name: str) -> dict[str, str]:
         """The name of each pod by that of its node, without the random suffix that it may have."""
@@ -55,6 +59,8 @@ class PodSet(NamedTuple):
             return {self.name.removeprefix(f"{job_name}-"): self.name}
         if self.naming == "as job":
             return {f"{self.name}-0": job_name}
+        if self.naming == "as set":
+            return {f"{self.name}-0": f"{job_name}-{self.name}"}
         prefix = f"{job_name}-{self.name}" if self.naming == "by set" else job_name
         return {f"{self.name}-{index}": f"{prefix}-{index}" for index in range(self.pod_count)}
 
@@ -72,6 +78,10 @@ def _find_main(main: Manifest) -> Manifest:
 def _contain_nothing(_: Manifest) -> list[Manifest]:
     """A job without objects beside it."""
     return []
+
+
+def _find_no_leader(_: Manifest) -> None:
+    """The leader of a job whose first set of pods has rank 0."""
 
 
 def _list_no_faults(_: Manifest) -> list[Finding]:
@@ -93,6 +103,8 @@ class JobKind(NamedTuple):
     list_companions: the objects beside the job that its main object contains, and its controller creates.
     list_faults: from the main object of a manifest to the reasons why a run cannot follow it, although the API server
         accepts it. It raises nothing for an object of another shape.
+    find_leader: from the object that creates the pods to the name of the set of pods of which the first pod has rank 0;
+        None if it is the first set. It may raise the errors of list_pod_sets.
     has_ports: the controller gives each pod a port, which is the node's under its network.
     has_random_suffix: the pods' names end in a random word.
     has_service: the controller creates a headless Service of the job's name, through which the pods find each other.
@@ -111,6 +123,7 @@ class JobKind(NamedTuple):
     find_job: Callable[[Manifest], Manifest] = _find_main
     list_companions: Callable[[Manifest], list[Manifest]] = _contain_nothing
     list_faults: Callable[[Manifest], list[Finding]] = _list_no_faults
+    find_leader: Callable[[Manifest], str | None] = _find_no_leader
     has_ports: bool = False
     has_random_suffix: bool = False
     has_service: bool = False
@@ -191,7 +204,7 @@ def plan_job(
     main = objects.main
     job = job_kind.find_job(main)
     job_name = str(main["metadata"]["name"])
-    pod_sets = list(job_kind.list_pod_sets(job))
+    pod_sets = list_by_rank(job, job_kind)
     pods: dict[str, str] = {}
     for pod_set in pod_sets:
         pods |= pod_set.name_pods(job_name)
@@ -209,7 +222,7 @@ def plan_job(
         objects=(*objects.files, main),
         wrapped=None if job is main else job,
         pods=pods,
-        pod=_build_first_pod(next(iter(pods.values())), _find_first_template(pod_sets), job_kind),
+        pod=_build_first_pod(next(iter(pods.values())), pod_sets[0].template, job_kind),
         has_random_suffix=job_kind.has_random_suffix,
         watch=_list_watched_kinds(job_kind, main),
         made=tuple(dict.fromkeys(made)),
@@ -217,6 +230,30 @@ def plan_job(
         requires=tuple(requires),
         **lease_record.build_plan_fields(profile, run),
     )
+
+
+def list_by_rank(job: Manifest, job_kind: JobKind) -> list[PodSet]:
+    """The sets of pods of a job that have pods: the one with rank 0 first, and the others in their order.
+
+    That is the leader of the job's kind, else the first set whose command starts ranks, else the first one.
+    """
+    pod_sets = [pod_set for pod_set in job_kind.list_pod_sets(job) if pod_set.pod_count]
+    leader_name = job_kind.find_leader(job)
+    leaders = [pod_set for pod_set in pod_sets if pod_set.name == leader_name]
+    leaders += [pod_set for pod_set in pod_sets if _starts_ranks(pod_set)]
+    if leaders:
+        pod_sets.remove(leaders[0])
+        pod_sets.insert(0, leaders[0])
+    return pod_sets
+
+
+def _starts_ranks(pod_set: PodSet) -> bool:
+    """Whether the main container of pods names an agent or MPI's launcher, whose output is that of its ranks."""
+    for container in pod_facts.get_mappings(pod_set.template, "spec", "containers"):
+        if container.get("name") == pod_set.container:
+            command = pod_facts.get_command_text(container)
+            return pod_facts.runs_agent(container) or bool(_MPI_PATTERN.search(command))
+    return False
 
 
 def _list_watched_kinds(job_kind: JobKind, main: Manifest) -> tuple[WatchedKind, ...]:
@@ -251,11 +288,6 @@ def plan_own_job(
     all_requirements += list_queue_requirements(job_kind, main, "job.labels")
     objects = JobObjects(main, build_files(profile, run), store)
     return plan_job(profile, run, job_kind, objects, all_requirements, ranks=command.rank_source(profile))
-
-
-def _find_first_template(pod_sets: Iterable[PodSet]) -> Manifest:
-    """The template of the first pod."""
-    return next(pod_set.template for pod_set in pod_sets if pod_set.pod_count)
 
 
 def _build_first_pod(name: str, template: Manifest, job_kind: JobKind) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torchyard.diagnosis import pod_facts
@@ -30,6 +30,12 @@ _SUPPORTED = (
     "PyTorchJob of kubeflow.org/v1, Job of batch.volcano.sh/v1alpha1, JobSet of jobset.x-k8s.io/v1alpha2, "
     "AppWrapper of workload.codeflare.dev, and Job of batch/v1"
 )
+_SUPPORTED_APIS = {
+    "pytorchjob": "kubeflow.org/v1",
+    "volcano": "batch.volcano.sh/v1alpha1",
+    "jobset": "jobset.x-k8s.io/v1alpha2",
+    "job": "batch/v1",
+}
 # By the kind of workload: the key of its spec that describes its pods.
 _PODS_KEYS: dict[WorkloadKind, str] = {
     "volcano": "tasks",
@@ -40,13 +46,16 @@ _PODS_KEYS: dict[WorkloadKind, str] = {
 
 def find_main_faults(documents: Sequence[Manifest], job_kind: JobKind) -> list[Finding]:
     """Why the documents do not hold exactly one job of this kind; empty if they do."""
-    count = sum(is_main_job(document, job_kind) for document in documents)
-    if count == 1:
+    jobs = [document for document in documents if is_main_job(document, job_kind)]
+    if len(jobs) == 1:
         return []
-    if count > 1:
-        names = ", ".join(get_name(document) or "?" for document in documents if is_main_job(document, job_kind))
-        problem = f"holds {count} of kind {job_kind.kind} ({names}), and a run has one job: write a profile for each"
-        return [Finding("manifest", problem)]
+    if jobs:
+        names = ", ".join(get_name(job) or "?" for job in jobs)
+        problem = (
+            f"the manifest holds {len(jobs)} of kind {job_kind.kind} ({names}), and a run has one job: write a profile "
+            "for each"
+        )
+        return [Finding(describe_object(jobs[1]), problem)]
     reasons = [_explain_other_kind(document, job_kind) for document in documents]
     found = "; ".join(reason for reason in reasons if reason)
     if not found:
@@ -64,8 +73,10 @@ def _explain_other_kind(document: Manifest, job_kind: JobKind) -> str:
     workload_kind = find_workload_kind(document)
     if workload_kind == "pod":
         return ""
-    if workload_kind and workload_kind != "server":
-        return f"the {kind} of {api} is of another launcher: write launcher: {workload_kind}"
+    supported_api = _SUPPORTED_APIS.get(workload_kind or "")
+    if supported_api:
+        problem = f"the {kind} of {api} is of another launcher: write launcher: {workload_kind}"
+        return problem if api == supported_api else f"{problem}, and rewrite it for {supported_api}"
     if has_pod_template(document):
         return f"the {kind} of {api} is not supported; supported are {_SUPPORTED}"
     return ""
@@ -90,19 +101,26 @@ def find_kept_name_faults(main: Manifest, job_kind: JobKind) -> list[Finding]:
 
 
 def find_metadata_faults(documents: Sequence[Manifest], job_kind: JobKind) -> list[Finding]:
-    """Objects without metadata or, beside the job, without a name; names that are not filled in."""
-    findings = []
+    """Objects without metadata or, beside the job, without a name; names that are not filled in, also in a wrapper."""
+    findings: list[Finding] = []
     for document in documents:
         if not isinstance(document.get("metadata"), dict):
             findings.append(Finding(describe_object(document), "it has no metadata: write a mapping with its name"))
         elif not is_main_job(document, job_kind) and not get_name(document):
             findings.append(Finding(describe_object(document), "it has no name: write metadata.name"))
-        for key in ("name", "namespace"):
-            value = pod_facts.to_text(pod_facts.get_mapping(document, "metadata").get(key))
-            placeholder = _find_placeholder(f"{describe_object(document)}, metadata.{key}", value)
-            if placeholder:
-                findings.append(placeholder)
+        findings += _find_name_placeholders(document, describe_object(document))
+        for obj in list_wrapped_objects(document):
+            findings += _find_name_placeholders(obj, f"{describe_object(document)}, {describe_object(dict(obj))}")
     return findings
+
+
+def _find_name_placeholders(obj: Mapping[str, Any], location: str) -> Iterator[Finding]:
+    """Placeholders in the name and the namespace of an object. `location`: of the object."""
+    for key in ("name", "namespace"):
+        value = pod_facts.to_text(pod_facts.get_mapping(obj, "metadata").get(key))
+        placeholder = _find_placeholder(f"{location}, metadata.{key}", value)
+        if placeholder:
+            yield placeholder
 
 
 def find_job_faults(main: Manifest, job_name: str, job_kind: JobKind) -> list[Finding]:

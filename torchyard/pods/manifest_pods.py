@@ -95,8 +95,8 @@ def _locate_pod_set(main: Manifest, pod_set: PodSet) -> LocatedPods:
 def list_capacities(job: Manifest, located_pods: Sequence[LocatedPods], job_kind: JobKind) -> list[Capacity]:
     """The capacity that the pods need: one requirement for all sets of pods that need the same nodes.
 
-    A job of which fewer pods run at a time than it has, by Volcano's minAvailable or a Job's parallelism, needs room
-    for that many pods of the first set.
+    A Job of which fewer pods run at a time than it has needs room for these, and a job of Volcano with a minAvailable
+    needs room for that many pods of the first set.
     Remedies name the fields of the first set that needs such nodes.
     Raises ValueError or TypeError if an amount is not one of Kubernetes, KeyError if a container has no name.
     """
@@ -109,7 +109,7 @@ def list_capacities(job: Manifest, located_pods: Sequence[LocatedPods], job_kind
         first = capacities.setdefault(key, capacity)
         if first is not capacity:
             capacities[key] = first.model_copy(update={"pods": first.pods + capacity.pods})
-    needed_pods = job["spec"].get("minAvailable") or job["spec"].get("parallelism")
+    needed_pods = job["spec"].get("minAvailable")
     if isinstance(needed_pods, int) and 0 < needed_pods < sum(pods.pod_set.pod_count for pods in located_pods):
         first = next(iter(capacities.values()))
         return [first.model_copy(update={"pods": needed_pods if len(capacities) == 1 else first.pods})]
@@ -122,5 +122,6 @@ def _build_capacity(pods: LocatedPods, job_kind: JobKind) -> Capacity:
     has_ports = job_kind.has_ports or any(
         container.get("ports") for container in get_mappings(template, "spec", "containers")
     )
-    capacity = build_capacity(template, pods.pod_set.pod_count, has_ports=has_ports)
+    pod_count = pods.pod_set.pod_count if pods.pod_set.parallel_count is None else pods.pod_set.parallel_count
+    capacity = build_capacity(template, pod_count, has_ports=has_ports)
     return capacity.model_copy(update={"manifest": pods.fields})

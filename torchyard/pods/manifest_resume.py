@@ -30,8 +30,8 @@ def add_resume_variable(
             continue
         env = pods.container.get("env") or []
         if not isinstance(env, list):
-            problem = f"must be a list of variables, each with name and value: {RESUME_VARIABLE} cannot be added"
-            faults[where] = Finding(where, problem)
+            problem = "must be a list of variables, each with name and value: the API server refuses the object"
+            faults[where] = Finding(where, problem, "write `- {name: NAME, value: TEXT}` for each")
         elif any(_is_resume_variable(variable) for variable in env):
             problem = f"sets {RESUME_VARIABLE} itself, which stays: these pods do not continue from {resume.path}"
             own_variables[where] = warning_check(where, problem, "remove it from the manifest")

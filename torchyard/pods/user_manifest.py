@@ -1,6 +1,7 @@
 """A job from the user's own manifest: launched as it is, with the labels and the rendezvous id of a run.
 
-If there is a checkpoint to continue from, its path is a variable of the pods (torchyard/pods/manifest_resume.py).
+If there is a checkpoint to continue from, its path is a variable of the pods (torchyard/pods/manifest_resume.py), and
+torchrun gets the level of its log that shows which pod has rank 0 (torchyard/pods/manifest_ranks.py).
 
 It gets the run's name, and what refers to it in the manifest follows (torchyard/pods/manifest_names.py); with
 `manifest_name: keep` it keeps its own.
@@ -20,10 +21,13 @@ from torchyard.model.requirements import (
     Advice,
     Capacity,
     ClusterRequirement,
+    OpenQueue,
     Permission,
+    ReferencedObject,
     WritableFolder,
     get_manifest_location,
-    plural_kind,
+    get_resource,
+    is_cluster_scoped,
 )
 from torchyard.model.resolved import ResolvedProfile
 from torchyard.model.run import Run
@@ -32,15 +36,16 @@ from torchyard.pods import template as pod_template
 from torchyard.pods.job_kind import (
     JobKind,
     JobObjects,
-    PodSet,
     describe_object,
     get_name,
+    list_by_rank,
     list_queue_requirements,
     list_queue_traps,
     plan_job,
 )
 from torchyard.pods.manifest_names import JobReference, Renaming, rename_references
 from torchyard.pods.manifest_pods import list_capacities, list_pod_sets, locate_pods
+from torchyard.pods.manifest_ranks import add_log_level, find_rank_source
 from torchyard.pods.manifest_resume import add_resume_variable
 from torchyard.pods.server_fields import drop_server_fields
 from torchyard.pods.volumes import Manifest
@@ -62,6 +67,8 @@ _MANIFEST_OWNED_KEYS = (
     "resources",
     "setup",
 )
+_CLUSTER_VERBS = ("create", "get")  # on objects without a namespace, which a run does not delete
+_VOLCANO_QUEUE = "queues.scheduling.volcano.sh"
 _NOTHING_RENAMED = Renaming((), ())
 
 
@@ -75,7 +82,7 @@ def plan_manifest(
     """
     # The next attempt starts from the profile's documents, so they must not change: these are copies.
     documents: list[Manifest] = []
-    read_findings: list[Finding] = []
+    read_findings: list[Finding] = [*profile.manifest_warnings]
     for original in profile.manifest:
         document, dropped = drop_server_fields(original)
         documents.append(document)
@@ -93,20 +100,21 @@ def plan_manifest(
     renaming = _rename_job(main, documents, run.job(profile), job_kind) if is_renamed else _NOTHING_RENAMED
     for companion in companions:
         _add_labels(companion, _companion_labels(companion, profile, run))
-    pod_sets = _adopt_job(main, profile, run, job_kind)
+    _adopt_job(main, profile, run, job_kind)
     resume_findings = add_resume_variable(profile, run.resume, located_pods)
+    job = job_kind.find_job(main)
+    level_findings = add_log_level(job, located_pods)
     namespaces = _list_namespaces(profile, documents)
-    has_tee = "--tee" in str(pod_sets[0].template)  # torchrun then prefixes each line with its local rank
     cluster = profile.cluster.model_copy(update={"namespace": namespaces[0] if namespaces else None})
-    advice = (*read_findings, *renaming.replaced, *resume_findings, *traps, *renaming.doubts)
+    advice = (*read_findings, *renaming.replaced, *resume_findings, *level_findings, *traps, *renaming.doubts)
     all_requirements = (
-        *job_requirements,
+        *(requirement for requirement in job_requirements if not _is_created(requirement, companions)),
         *_list_companion_permissions(companions, etcd.PERMISSION_VERBS),
         *_list_companion_permissions(job_kind.list_companions(main), ("create", "list")),
         WritableFolder(host="localhost", path=run.folder),
         *requirements.list_run_permissions(profile),
-        *queue_requirements,
-        *list_capacities(job_kind.find_job(main), located_pods, job_kind),
+        *(requirement for requirement in queue_requirements if not _is_created(requirement, companions)),
+        *list_capacities(job, located_pods, job_kind),
         AdmissionAccepted(target="objects"),
         AdmissionAccepted(target="pod"),
         *(Advice(finding=finding) for finding in advice),
@@ -117,7 +125,7 @@ def plan_manifest(
         job_kind,
         JobObjects(main, store=tuple(companions)),
         [_locate_requirement(profile, requirement) for requirement in all_requirements],
-        ranks="teed" if has_tee else "logged",
+        ranks=find_rank_source(list_by_rank(job, job_kind)[0].template),
     )
 
 
@@ -156,25 +164,29 @@ def _rename_job(main: Manifest, documents: Sequence[Manifest], new_name: str, jo
     return renaming
 
 
-def _adopt_job(main: Manifest, profile: Profile, run: Run, job_kind: JobKind) -> list[PodSet]:
-    """Give the job, the object in it and its pods the run's labels and rendezvous id; return the sets of pods."""
+def _adopt_job(main: Manifest, profile: Profile, run: Run, job_kind: JobKind) -> None:
+    """Give the job, the object in it and its pods the run's labels and rendezvous id."""
     job = job_kind.find_job(main)
     labels = pod_template.attempt_labels(profile, run)
     for obj in (main, job):
         _add_labels(obj, labels)
-    pod_sets = list_pod_sets(job, job_kind)
-    for pod_set in pod_sets:
+    for pod_set in list_pod_sets(job, job_kind):
         _add_labels(pod_set.template, labels)
     for companion in job_kind.list_companions(main):
         _add_labels(companion, labels | {pod_template.ROLE_LABEL: "companion"})
     elastic_policy = job["spec"].get("elasticPolicy")  # without an id, all jobs would meet under the id `none`
     if isinstance(elastic_policy, dict) and not elastic_policy.get("rdzvId"):
         elastic_policy["rdzvId"] = run.job(profile)
-    return pod_sets
 
 
 def _companion_labels(document: Mapping[str, Any], profile: Profile, run: Run) -> dict[str, str]:
-    """The labels by which a companion is deleted with the run; none if it holds data that the profile protects."""
+    """The labels by which a companion is deleted with the run.
+
+    None if it has no namespace, because other users of the cluster may rely on it, or if it holds data that the profile
+    protects.
+    """
+    if is_cluster_scoped(_name_resource(document)):
+        return {}
     labels = pod_template.attempt_labels(profile, run)
     if document.get("kind") not in etcd.DATA_KINDS:
         return labels | {pod_template.ROLE_LABEL: "companion"}
@@ -207,7 +219,11 @@ def _validate_manifest(profile: Profile, run: Run, job_kind: JobKind, documents:
         findings += manifest_faults.find_metadata_faults(documents, job_kind)
     namespaces = _list_namespaces(profile, documents)
     if len(namespaces) > 1:
-        findings.append(Finding("manifest", f"must be in one namespace; named are {', '.join(namespaces)}"))
+        other = next(
+            obj for obj in documents if pod_facts.get_mapping(obj, "metadata").get("namespace") == namespaces[1]
+        )
+        problem = f"all objects of a run must be in one namespace; named are {', '.join(namespaces)}"
+        findings.append(Finding(f"{describe_object(other)}, metadata.namespace", problem, "write one, or none"))
     if findings:
         raise ProfileError(profile.name, tuple(findings))
 
@@ -230,12 +246,24 @@ def _add_labels(obj: dict[str, Any], labels: dict[str, str]) -> None:
 
 
 def _list_companion_permissions(companions: Sequence[Manifest], verbs: tuple[str, ...]) -> list[Permission]:
-    kinds = sorted({_name_resource(companion) for companion in companions})
-    return [Permission(verbs=verbs, resource=kind) for kind in kinds]
+    """The permissions on the kinds of companions; those without a namespace are only created, or read."""
+    permissions = []
+    for resource in sorted({_name_resource(companion) for companion in companions}):
+        resource_verbs = _CLUSTER_VERBS if is_cluster_scoped(resource) else verbs
+        permissions.append(Permission(verbs=resource_verbs, resource=resource))
+    return permissions
 
 
-def _name_resource(document: dict[str, Any]) -> str:
+def _name_resource(document: Mapping[str, Any]) -> str:
     """The full name of a document's kind: networkpolicies.networking.k8s.io."""
-    group = str(document["apiVersion"]).rpartition("/")[0]
-    resource = plural_kind(str(document["kind"]))
-    return f"{resource}.{group}" if group else resource
+    return get_resource(str(document["apiVersion"]), str(document["kind"]))
+
+
+def _is_created(requirement: ClusterRequirement, companions: Iterable[Manifest]) -> bool:
+    """Whether a requirement is an object that the manifest itself creates before the job."""
+    if isinstance(requirement, OpenQueue):
+        return any(_name_resource(obj) == _VOLCANO_QUEUE and get_name(obj) == requirement.name for obj in companions)
+    if isinstance(requirement, ReferencedObject):
+        identity = (requirement.object_kind, requirement.name)
+        return any((obj["kind"], get_name(obj)) == identity for obj in companions)
+    return False

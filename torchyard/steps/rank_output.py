@@ -62,6 +62,7 @@ class RankFilter:
         self._global_ranks: Sequence[int] = ()
         if layout.ranks == "placed":
             processes = layout.processes or 1
+            self._local_ranks = range(processes)
             self._global_ranks = range(node_index * processes, (node_index + 1) * processes)
 
     def select(self, line: LogLine) -> Iterator[str]:

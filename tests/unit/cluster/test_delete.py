@@ -20,6 +20,9 @@ from torchyard.model.errors import ClusterError, RunInUseError
 from torchyard.model.plan import ManifestPlan
 
 CLAIM: dict[str, Any] = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "checkpoints"}}
+PRIORITY_CLASS = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": "low"}}
+VOLUME: dict[str, Any] = {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": "disk"}}
+NAMESPACE: dict[str, Any] = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "team"}}
 CONFIG: dict[str, Any] = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "settings"}}
 
 
@@ -428,6 +431,20 @@ def test_profile_may_delete_data(launched: Launched, fake_api: FakeApi) -> None:
     """With `on_companion_data: delete` a claim is deleted like any other companion."""
     assert create_and_delete(launched(CLAIM, JOB, on_companion_data="delete")) == []
     assert not exists(fake_api, in_default_namespace(CLAIM))
+
+
+@pytest.mark.parametrize("on_companion_data", ["keep", "delete"])
+@pytest.mark.parametrize("companion", [PRIORITY_CLASS, VOLUME, NAMESPACE], ids=["class", "volume", "namespace"])
+def test_companion_without_a_namespace_stays(
+    launched: Launched, fake_api: FakeApi, companion: dict[str, Any], on_companion_data: str
+) -> None:
+    """An object of the whole cluster is created outside the namespace, without a label or an owner, and kept."""
+    plan = launched(companion, JOB, on_companion_data=on_companion_data)
+    assert create_and_delete(plan) == []
+    created = fake_api.find(companion["apiVersion"], companion["kind"], companion["metadata"]["name"], "") or {}
+    assert {"labels", "ownerReferences"}.isdisjoint(created["metadata"])
+    assert not fake_api.find_requests("POST", rf"/namespaces/default/{companion['kind'].lower()}")
+    assert create_and_delete(launched(companion, JOB, attempt=2)) == []
 
 
 def test_companion_older_than_the_run_stays(launched: Launched, fake_api: FakeApi) -> None:

@@ -104,3 +104,34 @@ def test_missing_value_is_empty(value: Any) -> None:
 def test_exit_code_of_a_signal_is_described(exit_code: int, description: str) -> None:
     """A container reports 128 + n for signal n up to 64; a program that exits with -1 has the code 255."""
     assert pod_facts.describe_exit(exit_code) == description
+
+
+DAEMON = {"name": "daemon", "command": ["/run.sh"], "resources": {"limits": {"cpu": 1, "nvidia.com/gpu": "0"}}}
+TRAINER = {"name": "trainer", "resources": {"limits": {"nvidia.com/gpu": 8}}}
+AGENT = {"name": "agent", "command": ["sh", "-c", "torchrun train.py"]}
+OPERATED = {"name": "pytorch"}
+
+
+@pytest.mark.parametrize(
+    ("containers", "annotations", "name"),
+    [
+        ([DAEMON, TRAINER], {}, "trainer"),
+        ([DAEMON, {"name": "trainer", "resources": {"requests": {"google.com/tpu": "4"}}}], {}, "trainer"),
+        ([DAEMON, AGENT], {}, "agent"),
+        ([DAEMON, AGENT, TRAINER], {}, "trainer"),
+        ([DAEMON, AGENT, TRAINER, TRAINER | {"name": "second"}], {}, "agent"),
+        ([DAEMON, TRAINER, OPERATED], {}, "pytorch"),
+        ([DAEMON, TRAINER, OPERATED], {"kubectl.kubernetes.io/default-container": "daemon"}, "daemon"),
+        ([DAEMON, TRAINER], {"kubectl.kubernetes.io/default-container": "gone"}, "trainer"),
+        ([DAEMON, {"name": "other"}], {}, "daemon"),
+        ([{"resources": {"limits": {"nvidia.com/gpu": 8}}}, DAEMON], {}, None),
+        ([DAEMON, {}], {}, "daemon"),
+        ([], {}, None),
+    ],
+)
+def test_main_container_is_the_one_that_trains(
+    containers: list[dict[str, Any]], annotations: dict[str, str], name: str | None
+) -> None:
+    """The annotation counts first, then the operator's container, accelerators, torchrun and the order."""
+    pod = {"metadata": {"annotations": annotations}, "spec": {"containers": containers}}
+    assert pod_facts.find_main_container(pod) == name

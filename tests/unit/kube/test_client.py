@@ -46,6 +46,22 @@ def test_create_requests_strict_validation(fake_api: FakeApi, fake_server: Clien
     assert request.query == {"fieldValidation": "Strict", "dryRun": "All"}
 
 
+@pytest.mark.parametrize(
+    ("api_version", "kind", "path"),
+    [
+        ("v1", "PersistentVolume", "/api/v1/persistentvolumes/one"),
+        ("scheduling.volcano.sh/v1beta1", "Queue", "/apis/scheduling.volcano.sh/v1beta1/queues/one"),
+        ("example.com/v1", "Queue", "/apis/example.com/v1/namespaces/default/queues/one"),
+        ("v1", "Endpoints", "/api/v1/namespaces/default/endpoints/one"),
+    ],
+)
+def test_kind_without_a_namespace_has_a_path_without_one(
+    fake_server: Client, api_version: str, kind: str, path: str
+) -> None:
+    """The API server has no namespaced path for an object of the whole cluster."""
+    assert fake_server.path(api_version, kind, "one") == path
+
+
 def test_propagation_of_a_deletion(fake_api: FakeApi, fake_server: Client) -> None:
     """What an object owns is deleted first; a ConfigMap owns nothing, and a forced deletion has no grace period."""
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "one"}}

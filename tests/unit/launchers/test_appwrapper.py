@@ -1,12 +1,15 @@
 """AppWrappers: a PyTorchJob inside another object, of either controller."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
-from tests.conftest import Planned
+from tests.conftest import Planned, Write, load, manifest_plan_of
 from tests.inputs.ended_pods import build_ended_pod
 from tests.inputs.kueue import PREEMPTED, build_workload
+from tests.inputs.user_manifests import PYTORCHJOB, Launched, change_spec
 from torchyard.launchers import appwrapper
 from torchyard.model.errors import ProfileError
 from torchyard.model.plan import ManifestPlan
@@ -227,3 +230,38 @@ def test_unknown_api_lists_the_choices(plan_wrapped: Planned) -> None:
     """An unknown API is refused with the list of the three that exist."""
     with pytest.raises(ProfileError, match=r"options\.api: .*v1beta2.*mcad"):
         plan_wrapped(options={"api": "workload.codeflare.dev/v1"})
+
+
+@pytest.mark.parametrize(
+    ("api", "spec", "fault"),
+    [
+        (
+            "workload.codeflare.dev/v1beta2",
+            {"components": {"template": PYTORCHJOB}},
+            "spec.components: it must be a list",
+        ),
+        (
+            "mcad.ibm.com/v1beta1",
+            {"resources": {"GenericItems": [{"genericTemplate": PYTORCHJOB}]}},
+            r"spec.resources.GenericItems\[0\].genericTemplate: .*; write generictemplate",
+        ),
+    ],
+)
+def test_key_that_hides_the_job_is_named(launched: Launched, api: str, spec: dict[str, Any], fault: str) -> None:
+    """A wrapper whose objects cannot be read is refused with the key that hides them."""
+    document = {"apiVersion": api, "kind": "AppWrapper", "metadata": {"name": "outer"}, "spec": spec}
+    with pytest.raises(ProfileError, match=f"AppWrapper outer, {fault}"):
+        launched(document)
+
+
+def test_master_of_a_wrapped_job_is_the_first_node(write: Write, tmp_path: Path) -> None:
+    """The job in an AppWrapper has its rank 0 where the same job alone has it."""
+    template = {"spec": {"containers": [{"name": "pytorch", "image": "a:1", "command": ["python3", "a.py"]}]}}
+    job = change_spec(
+        PYTORCHJOB, pytorchReplicaSpecs={"Worker": {"template": template}, "Master": {"template": template}}
+    )
+    document = {"apiVersion": "workload.codeflare.dev/v1beta2", "kind": "AppWrapper", "metadata": {"name": "outer"}}
+    text = yaml.safe_dump(document | {"spec": {"components": [{"template": job}]}}, sort_keys=False)
+    (tmp_path / "job.yaml").write_text(text)
+    plan = manifest_plan_of(load(write(launcher="appwrapper", program=None, manifest="job.yaml")), tmp_path)
+    assert list(plan.pods) == ["master-0", "worker-0"]

@@ -1,13 +1,17 @@
 """JobSets: a Job with a pod for each node."""
 
+import re
 from typing import Any
 
 import pytest
 
+from tests.builders.plan_parts import list_requirements
 from tests.conftest import Planned
+from tests.inputs.user_manifests import Launched
 from torchyard.launchers import jobset
 from torchyard.model.errors import ProfileError
 from torchyard.model.plan import ManifestPlan
+from torchyard.model.requirements import Capacity
 from torchyard.model.run import Observation
 
 
@@ -83,3 +87,67 @@ def test_queue_of_kueue_is_a_label(planned_set: Planned) -> None:
     """The queue is a label, by which Kueue holds the JobSet back until there is room."""
     labels = planned_set(options={"local_queue": "team"}).main["metadata"]["labels"]
     assert labels["kueue.x-k8s.io/queue-name"] == "team"
+
+
+def build_manifest(**job_spec: Any) -> dict[str, Any]:
+    """A JobSet of two Jobs with this spec."""
+    pod = {"spec": {"containers": [{"name": "main", "image": "a:1"}]}}
+    job = {"name": "w", "replicas": 2, "template": {"spec": {"template": pod} | job_spec}}
+    document = {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": {"name": "train"}}
+    return document | {"spec": {"replicatedJobs": [job]}}
+
+
+def test_completions_are_the_pods_of_a_manifest(launched: Launched) -> None:
+    """A Job creates as many pods as completions, so a JobSet runs once these do, whatever its parallelism is."""
+    plan = launched(build_manifest(parallelism=8, completions=2))
+    nodes = ["w-0-0", "w-0-1", "w-1-0", "w-1-1"]
+    assert list(plan.pods) == nodes
+    assert [requirement.pods for requirement in list_requirements(plan, Capacity)] == [4]
+    states = {f"Pod/{node}": {"status": {"phase": "Running"}} for node in nodes}
+    status = jobset.read_status(Observation({f"JobSet/{plan.job}": plan.main} | states, frozenset()))
+    assert (status.state, status.reason) == ("running", "4 of 4 pods run")
+
+
+def test_pods_that_run_one_after_the_other_are_a_running_jobset(launched: Launched) -> None:
+    """Without parallelism one pod of each Job runs at a time: the JobSet runs, and needs room, for so many."""
+    plan = launched(build_manifest(completions=3))
+    assert len(plan.pods) == 6
+    assert [requirement.pods for requirement in list_requirements(plan, Capacity)] == [2]
+    states = {f"Pod/{node}": {"status": {"phase": "Running"}} for node in ("w-0-0", "w-1-0")}
+    observed = Observation({f"JobSet/{plan.job}": plan.main} | states, frozenset())
+    assert jobset.read_status(observed).state == "running"
+
+
+@pytest.mark.parametrize(
+    ("spec", "key", "remedy"),
+    [
+        ({"parallelism": 4}, "completions: the API server rejects", "write 4"),
+        ({"completionMode": "NonIndexed", "completions": 2}, "completionMode: without Indexed", "write Indexed"),
+    ],
+)
+def test_job_that_a_jobset_cannot_run_is_refused(
+    launched: Launched, spec: dict[str, Any], key: str, remedy: str
+) -> None:
+    """A Job of a JobSet is refused as the same Job alone is, also in an AppWrapper."""
+    document = build_manifest(**spec)
+    wrapper = {"apiVersion": "workload.codeflare.dev/v1beta2", "kind": "AppWrapper", "metadata": {"name": "outer"}}
+    path = "JobSet train, spec.replicatedJobs[0].template.spec"
+    for documents in (document, wrapper | {"spec": {"components": [{"template": document}]}}):
+        with pytest.raises(ProfileError, match=rf"{re.escape(path)}\.{key}.*; {remedy}"):
+            launched(documents)
+
+
+def test_job_of_one_pod_without_an_index(launched: Launched) -> None:
+    """The only pod of a Job that is not Indexed has no number in its name."""
+    plan = launched(build_manifest(completionMode="NonIndexed"))
+    assert plan.pods == {f"w-{index}-0": f"{plan.job}-w-{index}" for index in (0, 1)}
+    assert plan.node(f"{plan.job}-w-1-x7x7x") == "w-1-0"
+
+
+def test_coordinator_of_a_manifest_is_the_first_node(launched: Launched) -> None:
+    """The Job of a JobSet's coordinator has rank 0."""
+    pod = {"spec": {"containers": [{"name": "main", "image": "a:1", "command": ["python3", "a.py"]}]}}
+    jobs = [{"name": name, "replicas": 2, "template": {"spec": {"template": pod}}} for name in ("a", "b")]
+    document = {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": {"name": "train"}}
+    spec = {"coordinator": {"replicatedJob": "b", "jobIndex": 1}, "replicatedJobs": jobs}
+    assert list(launched(document | {"spec": spec}).pods) == ["b-1-0", "a-0-0", "a-1-0", "b-0-0"]

@@ -1,11 +1,13 @@
 """PyTorchJobs: elastic, or with a master and workers."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.builders.plan_parts import get_env, get_local_address, get_torchrun_option
-from tests.conftest import Planned
+from tests.conftest import Planned, Write, load, manifest_plan_of
 from tests.inputs.observed_moments import explain_wait, find_moments, list_true_conditions, read_status
 from tests.inputs.recorded_jobs import FILES
 from tests.inputs.recording import EPOCH
@@ -146,3 +148,13 @@ def test_job_whose_nodes_had_joined_has_started() -> None:
     states = FILES["pytorchjob-ok"][1].observed.states
     status = read_status("pytorchjob-ok", Observation(states, frozenset({"worker-0", "worker-1"}), EPOCH))
     assert status.state == "running"
+
+
+def test_master_of_a_manifest_is_the_first_node(write: Write, tmp_path: Path) -> None:
+    """The operator gives rank 0 to the Master, which is the first node also if the manifest lists it last."""
+    template = {"spec": {"containers": [{"name": "pytorch", "image": "a:1", "command": ["python3", "a.py"]}]}}
+    roles = {"Worker": {"replicas": 2, "template": template}, "Master": {"template": template}}
+    text = yaml.safe_dump(change_spec(PYTORCHJOB, pytorchReplicaSpecs=roles), sort_keys=False)
+    (tmp_path / "job.yaml").write_text(text)
+    plan = manifest_plan_of(load(write(launcher="pytorchjob", program=None, manifest="job.yaml")), tmp_path)
+    assert list(plan.pods) == ["master-0", "worker-0", "worker-1"]

@@ -151,3 +151,21 @@ def test_failed_job_that_its_ttl_deletes_has_ended(phase: str, state: str) -> No
     """Volcano's TTL deletes a Job that has ended; any other Job was deleted by somebody else."""
     metadata = {"deletionTimestamp": "2023-11-14T22:13:40Z"}
     assert read_job(phase, {}, metadata, build_ended_pod("Failed", 7, 20)).state == state
+
+
+@pytest.mark.parametrize(
+    ("plugins", "first"),
+    [
+        ({}, "worker-0"),
+        ({"pytorch": []}, "master-0"),
+        ({"pytorch": ["--master=chief", "--worker=worker"]}, "chief-0"),
+        ({"mpi": ["--master=chief"], "ssh": []}, "chief-0"),
+    ],
+)
+def test_master_of_a_plugin_is_the_first_node(launched: Launched, plugins: dict[str, list[str]], first: str) -> None:
+    """The task that a plugin gives rank 0, or that starts MPI's ranks, comes first, wherever the manifest lists it."""
+    template = {"spec": {"containers": [{"name": "main", "image": "a:1", "command": ["python3", "a.py"]}]}}
+    tasks = [{"name": name, "replicas": 1, "template": template} for name in ("worker", "master", "chief")]
+    plan = launched(change_spec(JOB, minAvailable=3, plugins=plugins, tasks=tasks))
+    assert next(iter(plan.pods)) == first
+    assert plan.pod["metadata"]["name"] == plan.pods[first]

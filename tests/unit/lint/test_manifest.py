@@ -206,7 +206,7 @@ def test_trap_is_reported(case: Trap) -> None:
     ("old_text", "new_text"),
     [
         ("torchrun\n", "python\n"),
-        ("parallelism: 2", "parallelism: 1"),
+        ("parallelism: 2\n        completions: 2", "parallelism: 1\n        completions: 1"),
         (
             "backoffLimit: 0",
             "podFailurePolicy: {rules: [{action: FailJob, onExitCodes: {operator: NotIn, values: [0]}}]}",
@@ -335,3 +335,15 @@ def test_any_script_is_read(script: str) -> None:
     objects = parse(VOLCANO)
     objects[0]["spec"]["tasks"][0]["template"]["spec"]["containers"][0]["command"] = ["sh", "-c", script]
     assert isinstance(lint_manifest(objects), tuple)
+
+
+@pytest.mark.parametrize(
+    ("manifest", "key_path"),
+    [(JOBSET, f"{JOBSET_JOB}.parallelism"), (INDEXED_JOB, "spec.parallelism")],
+)
+def test_pods_that_never_meet_are_reported(manifest: str, key_path: str) -> None:
+    """Pods that run one after the other are a trap in a Job as in a JobSet, which both default to one at a time."""
+    text = manifest.replace("parallelism: 2", "")
+    findings = [finding for finding in lint_manifest(parse(text)) if "run at a time" in finding.what]
+    assert [finding.where.rpartition(", ")[2] for finding in findings] == [key_path]
+    assert findings[0].remedy == "write 2 if they train together"

@@ -95,3 +95,25 @@ def test_interface_that_reaches_peers_gets_no_warning(value: str) -> None:
     master = MASTER[: MASTER.index("    Worker")]
     one_pod = master.replace("command:", "env: [{name: GLOO_SOCKET_IFNAME, value: lo}], command:")
     assert lint_manifest(parse(one_pod)) == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "certainty"),
+    [
+        ("--lr={{ .Values.lr }}", "is an expression"),
+        ("{{- .Release.Name }}", "is an expression"),
+        ("{{workflow.uid}}", "is an expression"),
+        ("{{inputs.parameters.lr}}", "is an expression"),
+        ("--lr=${trialParameters.learningRate}", "is an expression"),
+        ("docker inspect --format '{{ .State }}'", "may be an expression"),
+        ("${LR} $LR {{ message }} {{}}", None),
+    ],
+)
+def test_template_that_is_not_filled_in_is_reported(text: str, certainty: str | None) -> None:
+    """An expression of a template in an argument or a variable is a warning; a shell's variable is none."""
+    pod = {"containers": [{"name": "a", "args": [text], "env": [{"name": "A", "value": text}]}]}
+    document = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "train"}, "spec": pod}
+    findings = [finding for finding in lint_manifest([document]) if "template" in finding.what]
+    paths = "Pod train, spec.containers[0].args[0], spec.containers[0].env[0].value"
+    assert [finding.where for finding in findings] == ([paths] if certainty else [])
+    assert all(str(certainty) in finding.what for finding in findings)

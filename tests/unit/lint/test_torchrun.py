@@ -74,7 +74,8 @@ def test_trap_is_reported(case: Trap) -> None:
 def test_more_pods_than_nodes_are_reported(jobs: int, pods: int, is_reported: bool) -> None:
     """Pods find no place in a rendezvous of two nodes, unless each Job of two pods is a training of its own."""
     manifest = JOBSET.replace("- name: worker\n    template", f"- name: worker\n    replicas: {jobs}\n    template")
-    manifest = manifest.replace("parallelism: 2", f"parallelism: {pods}")
+    for key in ("parallelism", "completions"):
+        manifest = manifest.replace(f"{key}: 2", f"{key}: {pods}")
     problems = [finding.what for finding in lint_manifest(parse(manifest)) if "find no place" in finding.what]
     expected = f"the rendezvous takes 2 nodes, and {jobs * pods} pods start torchrun: the others find no place"
     assert problems == ([expected] if is_reported else [])

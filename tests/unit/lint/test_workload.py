@@ -1,10 +1,19 @@
 """Manifests read as the pods that they create, and scripts as the words that they run."""
 
+from typing import Any
+
 import pytest
 
 from tests.inputs.sound_manifests import MASTER, PYTORCHJOB, VOLCANO, parse
 from torchyard.lint.manifest import lint_manifest
-from torchyard.lint.workload import is_floating_image, is_new_etcd, list_workloads, parse_torchrun_call, split_script
+from torchyard.lint.workload import (
+    is_floating_image,
+    is_new_etcd,
+    list_workloads,
+    parse_torchrun_call,
+    read_job_pods,
+    split_script,
+)
 
 
 def test_words_after_a_script_are_read() -> None:
@@ -77,3 +86,25 @@ def test_parallelism_of_zero_in_a_jobset_is_no_pod() -> None:
     """A Job of a JobSet with a parallelism of 0 has no pods."""
     (job,) = list_workloads(parse(JOBSET.replace("spec: {template", "spec: {parallelism: 0, template"))[0])
     assert job.pod_count == 0
+
+
+@pytest.mark.parametrize(
+    ("spec", "pods"),
+    [
+        ({}, (1, 1)),
+        ({"parallelism": 4}, (4, 4)),
+        ({"completions": 4}, (4, 1)),
+        ({"completions": 4, "parallelism": 8}, (4, 4)),
+        ({"completions": None, "parallelism": None}, (1, 1)),
+    ],
+)
+def test_completions_count_the_pods_of_a_job(spec: dict[str, Any], pods: tuple[int, int]) -> None:
+    """A Job has as many pods as completions, and of these at most as many as its parallelism run at a time."""
+    assert read_job_pods(spec) == pods
+
+
+def test_jobset_has_as_many_pods_as_its_jobs_complete() -> None:
+    """A parallelism above the completions adds no pods."""
+    text = JOBSET.replace("spec: {template", "spec: {parallelism: 8, completions: 4, template")
+    (job,) = list_workloads(parse(text)[0])
+    assert job.pod_count == 4

@@ -21,7 +21,7 @@ def test_processes_are_those_that_torchrun_starts(containers: object, count: int
     assert find_process_count({"spec": {"containers": containers}}) == count
 
 
-@pytest.mark.parametrize("keys", [{}, {"agent": "none", "rendezvous": "env"}])
+@pytest.mark.parametrize("keys", [{}, {"agent": "none", "rendezvous": "env"}, {"env": {"LOGLEVEL": "ERROR"}}])
 def test_layout_is_that_of_the_plan(planned: Planned, keys: dict[str, str]) -> None:
     """The pods of our own plans show how their lines name their rank."""
     plan = planned(processes=1, **keys)
@@ -30,5 +30,6 @@ def test_layout_is_that_of_the_plan(planned: Planned, keys: dict[str, str]) -> N
 
 def test_agent_without_tee_logs_the_ranks() -> None:
     """The agent of a manifest that does not tee its workers' lines still names the ranks of its node."""
-    pod = {"spec": {"containers": [{"command": ["torchrun", "--nproc_per_node=4", "train.py"]}]}}
+    container = {"name": "main", "command": ["torchrun", "--nproc_per_node=4", "train.py"]}
+    pod = {"spec": {"containers": [container | {"env": [{"name": "LOGLEVEL", "value": "INFO"}]}]}}
     assert find_rank_layout(pod) == RankLayout("logged", 4)

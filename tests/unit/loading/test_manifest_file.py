@@ -7,6 +7,7 @@ import pytest
 from tests.conftest import Write
 from tests.inputs.user_files import get_refusal
 from torchyard.loading.manifest_file import read_manifest
+from torchyard.model.errors import ProfileError
 from torchyard.model.finding import FilePosition
 
 TEXT = """\
@@ -78,3 +79,60 @@ def test_fault_of_a_job_has_its_line(write: Write, tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(text)
     refusal = get_refusal(write(launcher="job", program=None, manifest="job.yaml"))
     assert f"{tmp_path}/job.yaml:6: Job train, spec.parallelism: `$N` contains $N" in refusal
+
+
+REPEATED = """\
+apiVersion: batch/v1
+kind: Job
+metadata: {{name: train}}
+spec:
+  template:
+    spec:
+      containers:
+      - name: a
+        resources: {{limits: {{cpu: 1}}}}
+        resources: {{limits: {{cpu: {amount}}}}}
+"""
+
+
+def test_key_with_the_same_value_is_a_warning(tmp_path: Path) -> None:
+    """A key that appears twice with one value is read as kubectl reads it, and the warning has both lines."""
+    path = tmp_path / "job.yaml"
+    path.write_text(REPEATED.format(amount=1))
+    (finding,) = read_manifest(path, "train").warnings
+    assert (finding.verdict, finding.line, finding.remedy) == ("warning", 10, "remove one")
+    key_path = "spec.template.spec.containers[0].resources"
+    assert finding.what == f"the key {key_path} appears here a second time, after line 9, with the same value"
+
+
+def test_key_with_another_value_is_an_error(tmp_path: Path) -> None:
+    """Of two different values one would be lost: the refusal names the key, both lines and what to do."""
+    path = tmp_path / "job.yaml"
+    path.write_text(REPEATED.format(amount="'1'"))
+    with pytest.raises(ProfileError, match=r":10: the key spec\..*\.resources appears .* line 9; write it once"):
+        read_manifest(path, "train")
+
+
+def test_octal_number_is_a_number(tmp_path: Path) -> None:
+    """A mode in the form of YAML 1.2 is the number that kubectl sends."""
+    path = tmp_path / "job.yaml"
+    path.write_text("apiVersion: v1\nkind: Pod\nmetadata: {name: a}\nmodes: [0o755, 0755, '0o755', 0o9]\n")
+    assert read_manifest(path, "train").objects[0]["modes"] == [493, 493, "0o755", "0o9"]
+
+
+@pytest.mark.parametrize(
+    ("text", "remedy"),
+    [
+        ("", "write the job"),
+        ("- a\n", "write a mapping with apiVersion"),
+        ("kind: Job\n\tspec: {}\n", "indent with spaces"),
+        ("kind: Job\n  spec: {}\n", "check the indentation"),
+        ("spec: *unknown\n", "define it with `&`"),
+    ],
+)
+def test_file_that_is_not_a_manifest_has_a_remedy(tmp_path: Path, text: str, remedy: str) -> None:
+    """What cannot be read says what to write."""
+    path = tmp_path / "job.yaml"
+    path.write_text(text)
+    with pytest.raises(ProfileError, match=f"; {remedy}"):
+        read_manifest(path, "train")

@@ -13,7 +13,7 @@ MISTAKES = {
     "- a\n": ":1: a profile is a mapping",
     "\tabout: x\n": ":1: found character",
     "": ":1: a profile is a mapping",
-    VALID + "about: again\n": ":4: the key about appears here a second time",
+    VALID + "about: again\n": ":4: the key about appears here a second time, after line 1; write it once",
     VALID + "ndoes: 2\n": ":4: unknown key ndoes: did you mean nodes?",
     VALID + "deadlines:\n  start: 1m\n  rnu: 2m\n": ":6: unknown key deadlines.rnu: did you mean run? there are: grace",
     VALID + "options: {hots: []}\n": ":4: unknown key options.hots: did you mean hosts?",

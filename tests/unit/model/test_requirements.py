@@ -26,6 +26,8 @@ ROOM = Capacity(pods=2, labels={}, tolerations=("nvidia.com/gpu",), resources={"
         ("NetworkPolicy", "networkpolicies"),
         ("PriorityClass", "priorityclasses"),
         ("NetworkAttachmentDefinition", "network-attachment-definitions"),
+        ("Endpoints", "endpoints"),
+        ("Gateway", "gateways"),
     ],
 )
 def test_kind_has_the_plural_of_the_api_server(kind: str, plural: str) -> None:

@@ -102,3 +102,13 @@ def test_first_pod_is_a_value_of_the_plan(planned: Planned) -> None:
     jobset = planned(launcher="jobset", nodes=2)
     assert jobset.pod["metadata"]["name"] == f"{jobset.job}-worker-0-0-xxxxx"
     assert jobset.node(f"{jobset.job}-worker-0-1-abcde") == "worker-0-1"
+
+
+def test_first_node_is_the_one_that_starts_the_ranks(launched: Launched) -> None:
+    """Pods that start ranks through an agent or MPI come before pods that only serve them."""
+    commands = {"data": ["python3", "serve.py"], "lead": ["mpirun", "train"], "rest": ["torchrun", "train.py"]}
+    tasks = [
+        {"name": name, "replicas": 1, "template": {"spec": {"containers": [{"name": "main", "command": command}]}}}
+        for name, command in commands.items()
+    ]
+    assert list(launched(change_spec(JOB, tasks=tasks)).pods) == ["lead-0", "data-0", "rest-0"]

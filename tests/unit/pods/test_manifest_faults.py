@@ -61,3 +61,30 @@ def test_label_may_have_the_name_of_a_count(launched: Launched) -> None:
     template = {"metadata": {"labels": {"replicas": "2"}}, "spec": {"containers": [{"name": "main", "image": "a:1"}]}}
     plan = launched(change_spec(JOB, tasks=[{"name": "lead", "replicas": 2, "template": template}]))
     assert len(plan.pods) == 2
+
+
+def test_other_version_of_another_launcher_is_reported_at_once(launched: Launched) -> None:
+    """A job of another launcher, in a version that this one would refuse too, gets both remedies."""
+    remedy = "write launcher: pytorchjob, and rewrite it for kubeflow.org/v1$"
+    with pytest.raises(ProfileError, match=remedy):
+        launched(PYTORCHJOB | {"apiVersion": "kubeflow.org/v1alpha2"}, launcher="job")
+
+
+def test_name_in_a_wrapper_is_filled_in(launched: Launched) -> None:
+    """A placeholder in the name of a wrapped object is refused like one in the name of the wrapper."""
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "<NAME>-1", "namespace": "a"}}
+    pod |= {"spec": {"containers": [{"name": "main", "image": "a:1"}]}}
+    wrapper = {"apiVersion": "workload.codeflare.dev/v1beta2", "kind": "AppWrapper", "metadata": {"name": "outer"}}
+    with pytest.raises(ProfileError, match=r"AppWrapper outer, Pod <NAME>-1, metadata.name: .* not filled in"):
+        launched(wrapper | {"spec": {"components": [{"template": pod}]}})
+
+
+def test_faults_of_several_objects_have_the_line_of_the_manifest(launched: Launched) -> None:
+    """Two jobs, and two namespaces, are reported at the second one's line in the manifest."""
+    second = JOB | {"metadata": {"name": "second"}}
+    with pytest.raises(ProfileError, match=r"job.yaml:\d+: Job second: the manifest holds 2 of kind Job"):
+        launched(JOB, second, launcher="volcano")
+    service = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "a", "namespace": "one"}}
+    document = JOB | {"metadata": {"name": "train", "namespace": "two"}}
+    with pytest.raises(ProfileError, match=r"job.yaml:\d+: Job train, metadata.namespace: all objects .* one, two"):
+        launched(service, document, launcher="volcano")

@@ -145,5 +145,7 @@ def test_variables_that_are_not_a_list_are_refused(resumed: Resumed) -> None:
     """Variables in another form than Kubernetes' are an error at their line, when the profile is loaded."""
     container = build_container() | {"env": {"A": "b"}}
     text = dump(change_spec(JOB, tasks=[build_task("lead", container)]))
-    with pytest.raises(ProfileError, match=r"job.yaml:\d+: Job train, .*containers\[0\].env: must be a list"):
+    with pytest.raises(
+        ProfileError, match=r"job.yaml:\d+: Job train, .*containers\[0\].env: must be a list .*; write "
+    ):
         resumed.plan(text)

@@ -114,6 +114,12 @@ def test_agents_log_the_rendezvous(planned: Planned) -> None:
     assert get_env(planned())["LOGLEVEL"] == "INFO"
 
 
+@pytest.mark.parametrize(("level", "ranks"), [("DEBUG", "teed"), ("WARNING", "placed")])
+def test_rank_is_read_only_from_a_log_that_has_it(planned: Planned, level: str, ranks: str) -> None:
+    """With a level of the profile at which torchrun does not log the ranks, the first node counts as rank 0's."""
+    assert planned(env={"LOGLEVEL": level}).ranks == ranks
+
+
 @pytest.mark.parametrize("keys", [HOST, {"resources": {"gpus": 1}}, {"resources": {"nvidia.com/gpu": 1}}])
 def test_nccl_logs_its_network(planned: Planned, keys: dict[str, Any]) -> None:
     """NCCL logs its subsystem NET, without which a log does not show whether GPUDirect is used."""

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.conftest import Write, load, manifest_plan_of
 from tests.inputs.user_manifests import JOB, MANIFESTS, PYTORCHJOB, Launched, change_spec, read_manifest
@@ -12,7 +13,7 @@ from torchyard.diagnosis.pod_facts import find_main_container
 from torchyard.lint.manifest import lint_manifest
 from torchyard.model.errors import ProfileError
 from torchyard.model.profile import Profile
-from torchyard.model.requirements import Advice, Capacity, Permission
+from torchyard.model.requirements import Advice, Capacity, OpenQueue, Permission, ReferencedObject
 
 ROWS = sorted(path.stem for path in MANIFESTS.glob("*.yaml"))
 ALL = pytest.mark.parametrize("name", ROWS)
@@ -24,7 +25,11 @@ JOBSET = {
     "spec": {
         "replicatedJobs": [
             {"name": "lead", "template": {"spec": {"template": POD}}},
-            {"name": "rest", "replicas": 2, "template": {"spec": {"parallelism": 3, "template": POD}}},
+            {
+                "name": "rest",
+                "replicas": 2,
+                "template": {"spec": {"parallelism": 3, "completions": 3, "template": POD}},
+            },
         ],
     },
 }
@@ -430,3 +435,47 @@ def test_hosts_of_a_volcano_job_follow_its_name(launched: Launched) -> None:
     plan = launched(change_spec(JOB, tasks=tasks, minAvailable=1), launcher="volcano")
     (volume,) = plan.objects[-1]["spec"]["tasks"][0]["template"]["spec"]["volumes"]
     assert volume["configMap"]["name"] == f"{plan.job}-svc"
+
+
+def test_companion_of_the_cluster_needs_few_rights(launched: Launched) -> None:
+    """An object without a namespace is created or read, and neither changed nor deleted, by a run."""
+    priority_class = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": "low"}}
+    permission = Permission(verbs=("create", "get"), resource="priorityclasses.scheduling.k8s.io")
+    assert permission in launched(priority_class, JOB).requires
+
+
+VOLCANO_QUEUE = {"apiVersion": "scheduling.volcano.sh/v1beta1", "kind": "Queue", "metadata": {"name": "research"}}
+
+
+@pytest.mark.parametrize(
+    ("companion", "is_required"),
+    [
+        (VOLCANO_QUEUE, False),
+        (VOLCANO_QUEUE | {"metadata": {"name": "other"}}, True),
+        (VOLCANO_QUEUE | {"apiVersion": "example.com/v1"}, True),
+    ],
+)
+def test_queue_that_the_manifest_creates_need_not_exist(
+    launched: Launched, companion: dict[str, Any], is_required: bool
+) -> None:
+    """Preflight requires a queue of Volcano unless the manifest creates the one of this kind and name."""
+    assert (OpenQueue(name="research") in launched(companion, JOB).requires) is is_required
+
+
+def test_local_queue_that_the_manifest_creates_need_not_exist(launched: Launched) -> None:
+    """Preflight does not require a LocalQueue of Kueue that the manifest creates before the job."""
+    metadata = {"name": "train", "labels": {"kueue.x-k8s.io/queue-name": "team"}}
+    queue = {"apiVersion": "kueue.x-k8s.io/v1beta1", "kind": "LocalQueue", "metadata": {"name": "team"}}
+    required = ReferencedObject(object_kind="LocalQueue", name="team")
+    assert required in launched(PYTORCHJOB | {"metadata": metadata}).requires
+    assert required not in launched(queue, PYTORCHJOB | {"metadata": metadata}).requires
+
+
+def test_repeated_key_is_advice_of_the_plan(write: Write, tmp_path: Path) -> None:
+    """A key that the manifest repeats with one value is a warning of the plan, at its line."""
+    text = yaml.safe_dump(JOB).replace("  queue: research\n", "  queue: research\n  queue: research\n")
+    (tmp_path / "job.yaml").write_text(text)
+    plan = manifest_plan_of(load(write(launcher="volcano", program=None, manifest="job.yaml")), tmp_path)
+    findings = [requirement.finding for requirement in plan.requires if isinstance(requirement, Advice)]
+    lines = [finding.line for finding in findings if "spec.queue appears here a second time" in finding.what]
+    assert lines == [text.splitlines().index("  queue: research") + 2]

@@ -101,3 +101,11 @@ def test_follower_returns_each_line_once(logs: dict[str, str], tmp_path: Path) -
         log.write(" a line\n")
     assert list(follower.read()) == ["half a line"]
     assert list(follower.read()) == []
+
+
+def test_tee_without_ranks_counts_the_ranks_by_place(tmp_path: Path) -> None:
+    """Lines that name their local rank, of an agent that logs no ranks, are of the rank at that place."""
+    paths = {name: str(tmp_path / name) for name in ("node-0", "node-1")}
+    for name in paths:
+        write_log(tmp_path / name, f"[default0]:a of {name}", f"[default1]:b of {name}")
+    assert list(read_output(paths, RankLayout("placed", 2), LogSelection(3))) == ["b of node-1"]

@@ -9,7 +9,7 @@ from torchyard.kube.client import Client
 from torchyard.model.errors import ClusterError
 from torchyard.model.finding import Finding, failed_check, passed_check
 from torchyard.model.plan import ManifestPlan
-from torchyard.model.requirements import Permission
+from torchyard.model.requirements import Permission, is_cluster_scoped
 
 Rule = Mapping[str, Any]
 Right = tuple[str, str]  # a verb, and a resource as in `is_allowed`
@@ -36,14 +36,16 @@ def check_permissions(client: Client, permissions: Iterable[Permission]) -> list
     user_name = read_user_name(client)
     detail = f"{user_name} may not {_format_permissions(missing)} in namespace {client.namespace}"
     remedy = f"{RBAC_COMMAND} creates a role with these rights; bind it to {user_name}"
+    if any(is_cluster_scoped(resource) for _, resource in missing):
+        remedy = "let an administrator create the objects that have no namespace, and remove them from the manifest"
     return [failed_check("rights", detail, remedy)]
 
 
 def list_missing_rights(client: Client, rights: Iterable[Right]) -> list[Right]:
     """Those of the rights that this user does not have. Raises ClusterError if a review fails."""
     rules = read_rules(client)
-    # Rules do not show what another authorizer than RBAC grants.
-    unproven = [right for right in rights if not is_granted(rules, *right)]
+    # Rules do not show what another authorizer than RBAC grants, and are those in the namespace.
+    unproven = [right for right in rights if is_cluster_scoped(right[1]) or not is_granted(rules, *right)]
     with ThreadPoolExecutor(_MAX_PARALLEL_REVIEWS) as pool:
         reviews = pool.map(lambda right: is_allowed(client, *right), unproven)
         return [right for right, has_right in zip(unproven, reviews, strict=True) if not has_right]
@@ -91,9 +93,9 @@ def _split_resource(resource: str) -> tuple[str, str, str]:
 
 
 def is_allowed(client: Client, verb: str, resource: str) -> bool:
-    """Whether this user has the right in the client's namespace. `resource`: jobs.batch.volcano.sh, pods, pods/log.
+    """Whether this user has the right in the client's namespace, or in the cluster if the resource has none.
 
-    Raises ClusterError if the review fails.
+    `resource`: jobs.batch.volcano.sh, pods, pods/log. Raises ClusterError if the review fails.
     """
     plural, group, subresource = _split_resource(resource)
     attributes = {
@@ -101,8 +103,9 @@ def is_allowed(client: Client, verb: str, resource: str) -> bool:
         "group": group,
         "resource": plural,
         "subresource": subresource,
-        "namespace": client.namespace,
     }
+    if not is_cluster_scoped(resource):
+        attributes["namespace"] = client.namespace
     review = _post_review(
         client, "authorization.k8s.io/v1", "SelfSubjectAccessReview", {"resourceAttributes": attributes}
     )

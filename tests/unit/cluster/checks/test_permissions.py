@@ -37,6 +37,21 @@ def test_right_that_no_rule_grants_is_reviewed_itself(fake_api: FakeApi, fake_se
     assert count_reviews(fake_api, "selfsubjectaccessreviews") == 7
 
 
+def test_right_in_the_whole_cluster_is_not_one_of_the_namespace(fake_api: FakeApi, fake_server: Client) -> None:
+    """A role of the namespace does not grant kinds without one: these rights are reviewed for the cluster."""
+    permissions = [Permission(verbs=("create", "get"), resource="priorityclasses.scheduling.k8s.io")]
+    (check,) = check_permissions(fake_server, permissions)  # all rules of the namespace grant it
+    assert (check.verdict, count_reviews(fake_api, "selfsubjectaccessreviews")) == ("ok", 2)
+    fake_api.denied = {("create", "priorityclasses.scheduling.k8s.io")}
+    (check,) = check_permissions(fake_server, permissions)
+    assert (check.verdict, "let an administrator create" in check.remedy) == ("failed", True)
+    attributes = [
+        request.body["spec"]["resourceAttributes"]
+        for request in fake_api.find_requests("POST", "/selfsubjectaccessreviews$")
+    ]
+    assert [("namespace" in review, review["resource"]) for review in attributes] == [(False, "priorityclasses")] * 4
+
+
 @pytest.mark.parametrize(
     ("rule", "expected"),
     [
