@@ -248,7 +248,7 @@ class HostStream:
         elif exit_code == 0 and incomplete_copies:
             self.fail(incomplete_copies[0].reason or "the end of a log did not come")
         elif not self.is_complete:
-            self.fail(processes.decode_last_line(self.stderr.text) or f"exit code {exit_code}")
+            self.fail(processes.decode_last_line(self.stderr.tail) or f"exit code {exit_code}")
 
     def fail(self, reason: str) -> None:
         """Record that the command could not be started, or broke."""
