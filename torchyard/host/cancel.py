@@ -7,6 +7,7 @@ elsewhere, on another host or in another container that shares the folder, is no
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -47,8 +48,9 @@ def cancel_process(folder: str, grace_s: float) -> Json:
         _wait_for_end(folder, job, timeout_s=_KILL_TIMEOUT_S)
     if view_state(folder)["phase"] == "unsupervised":
         recover_unsupervised(folder)
-    if os.path.exists(spec.get("meeting", "")):
-        os.unlink(spec["meeting"])
+    if "meeting" in spec:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(spec["meeting"])
     return _report_end(folder, spec, job.find())
 
 

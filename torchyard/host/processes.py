@@ -5,8 +5,9 @@ A label is `<run>/<attempt>/<process>`; one that ends with a slash stands for al
 has none of our files gets the text of this one with the call, as `python3 -c TEXT end LABEL GRACE`: it sends SIGTERM to
 the processes with the label, SIGKILL after the grace (seconds), and prints what is left.
 
-Only /proc is read. A process that ends meanwhile, or belongs to another user, counts as one without the label. A
-program may overwrite its environment (setproctitle), and has no label then: its supervisor's descendants are the job's.
+Only /proc is read. A process that ends meanwhile, or belongs to another user, counts as one without the label. Other
+errors, such as too few descriptors, are raised: a failed read does not prove that a process has ended. A program may
+overwrite its environment (setproctitle), and has no label then: its supervisor's descendants are the job's.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ JOB_VARIABLE = "TORCHYARD_JOB"  # the label, in the environment of every process
 FOLDER_VARIABLE = "TORCHYARD_SUPERVISED"  # the folder that its supervisor writes
 FLOW_RUN_VARIABLE = "TORCHYARD_FLOW_RUN"  # the id of the flow run that has started it; absent without an orchestrator
 FLOW_RUN_SOURCE = "PREFECT__FLOW_RUN_ID"  # the same in the flow's process and in supervisors, set by Prefect's worker
+_UNREADABLE = (FileNotFoundError, ProcessLookupError, PermissionError)  # it has ended, or is another user's
 _KILL_TIMEOUT_S = 5.0
 _EXEC_TIMEOUT_S = 1.0
 # Of /proc/PID/stat, counted from the state (man 5 proc).
@@ -68,7 +70,7 @@ def _read_environ(pid: object) -> bytes:
         try:
             with open("/proc/%s/environ" % pid, "rb") as file:
                 environ = file.read()
-        except OSError:
+        except _UNREADABLE:
             return b""
         if environ:
             return environ
@@ -98,7 +100,7 @@ def _read_proc_file(pid: object, name: str) -> bytes:
     try:
         with open("/proc/%s/%s" % (pid, name), "rb") as file:
             return file.read()
-    except OSError:
+    except _UNREADABLE:
         return b""
 
 
@@ -211,13 +213,23 @@ def _is_supervisor(pid: int) -> bool:
 
 
 def _find_supervisors(label: str) -> list[int]:
-    """The supervisors of the processes with the label. A supervisor has no label: its lock and its child show it."""
+    """The supervisors of the processes with the label. A supervisor has no label: its lock and its child show it.
+
+    An empty label, of a path that stands for none, has no supervisors.
+    """
+    if not label:
+        return []
     supervisors = {_read_stat(pid).parent_pid for pid in find_labelled(label)}
     for pid, folder in _list_supervisor_folders().items():
         folder_label = parse_label(folder)
         if folder_label == label or (label.endswith("/") and folder_label.startswith(label)):
             supervisors.add(pid)
     return sorted(filter(_is_supervisor, supervisors))
+
+
+def is_label_alive(label: str) -> bool:
+    """Whether a process with the label, or a supervisor of one, lives."""
+    return bool(find_labelled(label) or _find_supervisors(label))
 
 
 def _list_supervisor_folders() -> dict[int, str]:
@@ -229,7 +241,7 @@ def _list_supervisor_folders() -> dict[int, str]:
                 folder, name = os.path.split(os.readlink("/proc/%d/fd/%s" % (pid, fd)))
                 if name in ("lock", "lock (deleted)"):
                     folders[pid] = folder
-        except OSError:  # it has ended, or is another user's
+        except _UNREADABLE:
             continue
     return folders
 
@@ -268,7 +280,7 @@ def list_local_jobs() -> dict[str, Json]:
 def _is_in_own_namespace(pid: int) -> bool:
     try:
         return os.readlink("/proc/%d/ns/pid" % pid) == os.readlink("/proc/self/ns/pid")
-    except OSError:
+    except _UNREADABLE:
         return False
 
 
@@ -285,7 +297,7 @@ def _read_owner_uid(pid: int) -> int:
     """The id of a process's user; -1 if the process has ended."""
     try:
         return os.stat("/proc/%d" % pid).st_uid
-    except OSError:
+    except _UNREADABLE:
         return -1
 
 

@@ -6,9 +6,14 @@ The text of this file goes with each call, as `python3 -c TEXT VERB FOLDER`, so 
     place     prints whether it wants a tar (not if FOLDER exists); then creates FOLDER from the tar on stdin, complete
               or not at all. If another living launcher owns the run, prints its name; the third argument names the
               caller
-    bring     prints a tar of what the job left: its checkpoints, and the new and changed files of the folder it ran in
-    clear     removes FOLDER; prints the leftovers
+    bring     prints a tar of what the job left: its checkpoints, and the new and changed files of the folder it ran in.
+              The content of the last member is the size and mtime of each file that was there, by its name
+    clear     removes FOLDER, if it has no other files than those in that content, which is on stdin; prints the
+              leftovers
     attempts  prints the run's attempts that have a folder here, each as [number, how many of its ports were held]
+
+A failed read does not prove absence: only ENOENT shows that a file or a folder does not exist. Every other error ends
+the call with exit code 1, and nothing is removed.
 
 FOLDER/../code has the archives of code that came last, by their digests: the tar has the archive only if it is not
 there. Each attempt unpacks its own copy.
@@ -21,21 +26,23 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import glob
+import io
 import json
 import os
 import shutil
+import stat
 import sys
 import tarfile
 import tempfile
 import time
-from typing import Any, Iterator, NamedTuple
+from typing import Any, Iterator, NamedTuple, NoReturn
 
 Json = Any
 HEARTBEAT_FILE = "owner"
 _END_MEMBER = "whole"
 _CODE_MEMBER = "code.tar.gz"
 _ARCHIVES_FOLDER = "code"
+_PART_SUFFIX = ".part-"  # and a random text: the name of a folder that is not complete yet
 _MAX_ARCHIVES = 10
 _SYNC_THREADS = 16  # a file system writes its journal once for all that wait: alone, each file takes milliseconds
 _PORT_TRY_FILE = "port-try.json"
@@ -55,7 +62,7 @@ def _stage_in_folder(folder: str, request: str) -> Json:
     fields = json.loads(request)
     owner = fields["owner"]
     other_owner = _find_other_owner(folder, owner)
-    is_wanted = not other_owner and not os.path.isdir(folder)
+    is_wanted = not other_owner and is_missing(folder)
     if not is_wanted:
         print(json.dumps({"wanted": False, "other_owner": other_owner}), flush=True)
         owner_file = OwnerFile(os.path.join(folder, HEARTBEAT_FILE))
@@ -63,18 +70,17 @@ def _stage_in_folder(folder: str, request: str) -> Json:
         return {"created": False, "other_owner": other_owner}
     parent, name = os.path.split(os.path.abspath(folder))
     os.makedirs(parent, exist_ok=True)
-    temp_folder = tempfile.mkdtemp(prefix=name + ".part-", dir=parent)  # other hosts that share the disk have their own
+    # Other hosts that share the disk have their own.
+    temp_folder = tempfile.mkdtemp(prefix=name + _PART_SUFFIX, dir=parent)
     try:
         _receive_files(folder, temp_folder, fields["code"])
         OwnerFile(os.path.join(temp_folder, HEARTBEAT_FILE)).record_heartbeat(owner)
         _write_json(os.path.join(temp_folder, _PORT_TRY_FILE), fields["port_try"])
-        names = _list_files(temp_folder, "work")
-        fingerprints = {name: _fingerprint_file(os.path.join(temp_folder, name)) for name in names}
-        _write_json(os.path.join(temp_folder, _SENT_FILE), fingerprints)
+        _write_json(os.path.join(temp_folder, _SENT_FILE), dict(list_files(temp_folder, "work")))
         sync_files(temp_folder)
         os.rename(temp_folder, folder)
     except OSError:
-        if not os.path.isdir(folder):  # else another host that shares the disk was first
+        if is_missing(folder):  # else another host that shares the disk was first
             raise
     finally:
         shutil.rmtree(temp_folder, ignore_errors=True)
@@ -106,10 +112,10 @@ def sync_files(folder: str) -> None:
     """Sync a new folder, and every file and folder in it, to disk. OSError if a file cannot be written."""
     folders: list[str] = []
     files: list[str] = []
-    for directory, _, names in os.walk(folder):
+    for directory, _, names in os.walk(folder, onerror=_raise_error):
         folders.append(directory)
         paths = [os.path.join(directory, name) for name in names]
-        files += [path for path in paths if os.path.isfile(path) and not os.path.islink(path)]  # opening a pipe blocks
+        files += [path for path in paths if stat.S_ISREG(os.lstat(path).st_mode)]  # opening a pipe blocks
     from concurrent.futures import ThreadPoolExecutor  # only the placing of a job needs it
 
     with ThreadPoolExecutor(_SYNC_THREADS) as pool:
@@ -117,6 +123,10 @@ def sync_files(folder: str) -> None:
     for path in folders:
         with contextlib.suppress(OSError):  # not every file system can sync a folder
             _sync(path)
+
+
+def _raise_error(error: OSError) -> NoReturn:
+    raise error
 
 
 def _sync(path: str) -> None:
@@ -266,57 +276,126 @@ class _Heartbeat(NamedTuple):
 
 
 def _list_heartbeats(folder: str) -> Iterator[_Heartbeat]:
-    """The last heartbeat of each attempt of the run that has a folder here."""
-    for path in glob.glob(os.path.join(glob.escape(folder.rpartition("-")[0]) + "-*", HEARTBEAT_FILE)):
-        with contextlib.suppress(OSError), open(path, "rb") as file:
-            owner, sent_at = _read_heartbeat(file.fileno())
-            yield _Heartbeat(path, owner, sent_at)
+    """The last heartbeat of each attempt of the run that has a folder here, complete or not. OSError if one is unknown.
+
+    `folder` is any attempt's.
+    """
+    run_prefix = _get_run_prefix(folder)
+    for suffix in _list_suffixes(run_prefix):
+        path = os.path.join(run_prefix + suffix, HEARTBEAT_FILE)
+        if not suffix.partition(_PART_SUFFIX)[0].isdigit():
+            continue
+        try:
+            with open(path, "rb") as file:
+                owner, sent_at = _read_heartbeat(file.fileno())
+        except FileNotFoundError:  # the folder is being created or removed
+            continue
+        yield _Heartbeat(path, owner, sent_at)
 
 
 # --- the folder's files
 
 
-def _list_files(folder: str, subfolder: str) -> Iterator[str]:
-    """Every file and link under `subfolder`, relative to the folder, without __pycache__."""
-    for directory, folders, files in os.walk(os.path.join(folder, subfolder)):
-        folders[:] = [name for name in folders if name != "__pycache__"]
-        links = [name for name in folders if os.path.islink(os.path.join(directory, name))]
-        for name in files + links:
-            path = os.path.join(directory, name)
-            if os.path.isfile(path) or os.path.islink(path):  # not a socket or a pipe
-                yield os.path.relpath(path, folder)
+def is_missing(path: str) -> bool:
+    """Whether a path does not exist: its parent folder can be listed without it, or is missing itself.
+
+    OSError if that cannot be found out: a failed read does not prove absence.
+    """
+    try:
+        os.lstat(path)
+        return False
+    except FileNotFoundError:
+        parent, name = os.path.split(os.path.abspath(path))
+    try:
+        return name not in os.listdir(parent)
+    except FileNotFoundError:
+        return is_missing(parent)
 
 
-def _fingerprint_file(path: str) -> Json:
-    """The size in bytes and the mtime in nanoseconds of a file, or of a link itself."""
-    stat = os.lstat(path)
-    return [stat.st_size, stat.st_mtime_ns]
+def _get_run_prefix(folder: str) -> str:
+    """What the paths of all attempts of a run start with, from the folder of one."""
+    return os.path.abspath(folder).rpartition("-")[0] + "-"
+
+
+def _list_suffixes(prefix: str) -> list[str]:
+    """The rest of each path that starts with `prefix`; empty if its parent folder does not exist. OSError."""
+    parent, name = os.path.split(prefix)
+    try:
+        names = os.listdir(parent)
+    except FileNotFoundError:
+        return []
+    return [other_name[len(name) :] for other_name in names if other_name.startswith(name)]
+
+
+class _File(NamedTuple):
+    """A file or a link in a folder: its name relative to the folder, and its size in bytes and mtime in nanoseconds."""
+
+    name: str
+    fingerprint: list[int]
+
+
+def list_files(folder: str, subfolder: str) -> Iterator[_File]:
+    """Every file and link under `subfolder` without __pycache__; empty if it does not exist.
+
+    Raises OSError if one cannot be looked at. Files that are removed meanwhile are left out.
+    """
+    try:
+        entries = list(os.scandir(os.path.join(folder, subfolder)))
+    except FileNotFoundError:
+        return
+    for entry in entries:
+        name = os.path.join(subfolder, entry.name)
+        try:
+            entry_stat = entry.stat(follow_symlinks=False)
+        except FileNotFoundError:
+            continue
+        if stat.S_ISDIR(entry_stat.st_mode):
+            if entry.name != "__pycache__":
+                yield from list_files(folder, name)
+        elif stat.S_ISREG(entry_stat.st_mode) or stat.S_ISLNK(entry_stat.st_mode):  # not a socket or a pipe
+            yield _File(name, [entry_stat.st_size, entry_stat.st_mtime_ns])
+
+
+def _list_output(folder: str) -> Iterator[_File]:
+    """Every file that the job may have left: its checkpoints, and what is in the folder that it ran in. OSError."""
+    for subfolder in ("checkpoints", "work"):
+        yield from list_files(folder, subfolder)
 
 
 def _stage_out_folder(folder: str) -> None:
-    """Print a tar of the checkpoints and of the files that are not as they were staged in."""
+    """Print a tar of the checkpoints and of the files that are not as they were staged in. OSError."""
     sent: Json = {}
-    if os.path.exists(os.path.join(folder, _SENT_FILE)):
-        with open(os.path.join(folder, _SENT_FILE), encoding="utf-8") as file:
-            sent = json.load(file)
+    with contextlib.suppress(FileNotFoundError), open(os.path.join(folder, _SENT_FILE), encoding="utf-8") as file:
+        sent = json.load(file)
+    copied: dict[str, Json] = {}
     with tarfile.open(fileobj=sys.stdout.buffer, mode="w|", format=tarfile.PAX_FORMAT) as archive:
-        for subfolder in ("checkpoints", "work"):
-            for name in _list_files(folder, subfolder):
-                path = os.path.join(folder, name)
-                if sent.get(name) != _fingerprint_file(path):
-                    archive.add(path, name, recursive=False)
-        archive.addfile(tarfile.TarInfo(_END_MEMBER))
+        for name, fingerprint in _list_output(folder):
+            if sent.get(name) != fingerprint:
+                archive.add(os.path.join(folder, name), name, recursive=False)
+            copied[name] = fingerprint
+        content = json.dumps(copied).encode()
+        member = tarfile.TarInfo(_END_MEMBER)
+        member.size = len(content)
+        archive.addfile(member, io.BytesIO(content))
 
 
 def _remove_folder(folder: str) -> Json:
-    """Remove the folder, partial folders beside it, and the folder above if it is empty; returns what is left."""
-    for path in [folder] + glob.glob(glob.escape(folder) + ".part-*"):
+    """Remove the folder, partial folders beside it, and the folder above if it is empty; returns what is left.
+
+    A folder with a file that is not as it was copied (stdin) is kept. OSError if a file cannot be looked at.
+    """
+    copied = json.loads(sys.stdin.read() or "{}")
+    missing = [name for name, fingerprint in _list_output(folder) if copied.get(name) != fingerprint]
+    if missing:
+        return {"left": ["folder %s: %d files are not copied, such as %s" % (folder, len(missing), missing[0])]}
+    part_prefix = os.path.abspath(folder) + _PART_SUFFIX
+    for path in [folder] + [part_prefix + suffix for suffix in _list_suffixes(part_prefix)]:
         shutil.rmtree(path, ignore_errors=True)
     try:
         os.rmdir(os.path.dirname(folder))
     except OSError:
         pass  # it holds other runs, or is not ours
-    return {"left": ["folder %s" % os.path.abspath(folder)] if os.path.lexists(folder) else []}
+    return {"left": ["folder %s" % os.path.abspath(folder)] if not is_missing(folder) else []}
 
 
 def _list_attempts(folder: str) -> Json:
@@ -324,21 +403,17 @@ def _list_attempts(folder: str) -> Json:
 
     `folder` is any attempt's.
     """
-    run_prefix = folder.rpartition("-")[0] + "-"
-    attempts: list[Json] = []
-    for path in glob.glob(glob.escape(run_prefix) + "*"):
-        number = path[len(run_prefix) :]
-        if number.isdigit():
-            attempts.append([int(number), _read_port_try(path)])
-    return {"attempts": attempts}
+    run_prefix = _get_run_prefix(folder)
+    numbers = [suffix for suffix in _list_suffixes(run_prefix) if suffix.isdigit()]
+    return {"attempts": [[int(number), _read_port_try(run_prefix + number)] for number in numbers]}
 
 
 def _read_port_try(folder: str) -> int:
-    """How many of an attempt's ports were held; 0 if its folder was partly removed."""
+    """How many of an attempt's ports were held; 0 if its folder was partly removed. OSError."""
     try:
         with open(os.path.join(folder, _PORT_TRY_FILE), encoding="utf-8") as file:
             return int(json.load(file))
-    except (OSError, ValueError, TypeError):
+    except (FileNotFoundError, ValueError, TypeError):
         return 0
 
 

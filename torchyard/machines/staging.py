@@ -9,6 +9,7 @@ import tarfile
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -23,6 +24,7 @@ from torchyard.model.errors import HostError, RunInUseError
 from torchyard.model.plan import CommandPlan, Process, Site
 from torchyard.model.requirements import THIS_MACHINE
 
+CopiedFiles = dict[str, Any]  # size and mtime of each file on a host that is copied, by its name
 SCRIPTS_FOLDER = Path(__file__).resolve().parents[1] / "host"  # the scripts that run on hosts
 _MAX_RESPONSE_BYTES = 64 * 2**10
 _MAX_PROGRAM_BYTES = 200 * 2**20  # bytes of a program's folder
@@ -223,8 +225,8 @@ def stage_out_and_remove(plan: CommandPlan, hosts: Collection[str]) -> list[str]
             for process in host_processes
             if process.name in losses
         }
-        missing_by_host |= staging_out.result()
-    return _remove_complete(sites, missing_by_host)
+        copied_by_host = staging_out.result()
+    return _remove_complete(sites, copied_by_host, missing_by_host)
 
 
 def remove_incomplete_folders(plan: CommandPlan, hosts: Collection[str]) -> list[str]:
@@ -233,52 +235,52 @@ def remove_incomplete_folders(plan: CommandPlan, hosts: Collection[str]) -> list
     Returns what is left, and why.
     """
     sites = [site for site in plan.sites if site.host in hosts]
-    return _remove_complete(sites, _stage_out(sites))
+    return _remove_complete(sites, _stage_out(sites), {})
 
 
-def _remove_complete(sites: Sequence[Site], missing_by_host: Mapping[str, str]) -> list[str]:
-    """Remove the folders of the hosts from which everything was copied.
+def _remove_complete(
+    sites: Sequence[Site], copied_by_host: Mapping[str, CopiedFiles | HostError], missing_by_host: Mapping[str, str]
+) -> list[str]:
+    """Remove the folders of the hosts from which everything was copied. Returns what is left, and why.
 
-    `missing_by_host` describes what was not. Returns what is left, and why.
+    `copied_by_host`: what was copied, or why that failed; a host removes nothing else. `missing_by_host` describes the
+    logs that were not copied to their end.
     """
     leftovers: list[str] = []
     complete_sites: list[Site] = []
+    commands: list[tuple[str, Command]] = []
     for site in sites:
-        if site.host in missing_by_host:
-            leftovers.append(f"{site.host}: folder {site.folder}: {missing_by_host[site.host]}")
-        else:
-            complete_sites.append(site)
-    return leftovers + _remove_site_folders(complete_sites)
+        copied = copied_by_host[site.host]
+        reason = missing_by_host.get(site.host)
+        if isinstance(copied, HostError):
+            reason = str(copied)
+        if reason:
+            leftovers.append(f"{site.host}: folder {site.folder}: {reason}")
+            continue
+        complete_sites.append(site)
+        command = script_command(site.host, site.python, "staging.py", "clear", site.folder)
+        commands.append((site.host, replace(command, input=copied)))
+    responses = processes.run_commands(commands, timeout_s=_REMOVAL_TIMEOUT_S)
+    for site, response in zip(complete_sites, responses, strict=True):
+        leftovers += read_leftovers(site.host, response)
+    return leftovers
 
 
-def _stage_out(sites: Sequence[Site]) -> dict[str, str]:
-    """Stage out what the job left on each host; returns why that failed, by host."""
+def _stage_out(sites: Sequence[Site]) -> dict[str, CopiedFiles | HostError]:
+    """Stage out what the job left on each host; returns what was copied, or why that failed, by host."""
     with ThreadPoolExecutor(max(len(sites), 1)) as pool:
-        errors = list(pool.map(_stage_out_site, sites))
-    return {site.host: str(error) for site, error in zip(sites, errors, strict=True) if error is not None}
+        results = list(pool.map(_stage_out_site, sites))
+    return {site.host: result for site, result in zip(sites, results, strict=True)}
 
 
-def _stage_out_site(site: Site) -> HostError | None:
-    """Stage out what the job left on one host; returns why that failed, None if it did not."""
+def _stage_out_site(site: Site) -> CopiedFiles | HostError:
+    """Stage out what the job left on one host; returns what was copied, or why that failed."""
     command = script_command(site.host, site.python, "staging.py", "bring", site.folder)
     unpack = partial(unpack_archive, Path(site.files))
     try:
-        processes.retry_ssh(partial(processes.pipe_command, site.host, command, unpack))
+        return processes.retry_ssh(partial(processes.pipe_command, site.host, command, unpack))
     except HostError as error:
         return error
-    return None
-
-
-def _remove_site_folders(sites: Sequence[Site]) -> list[str]:
-    """Remove the run's folder from each host; returns what is left, as `host: folder x`."""
-    commands = [
-        (site.host, script_command(site.host, site.python, "staging.py", "clear", site.folder)) for site in sites
-    ]
-    leftovers: list[str] = []
-    responses = processes.run_commands(commands, timeout_s=_REMOVAL_TIMEOUT_S)
-    for site, response in zip(sites, responses, strict=True):
-        leftovers += read_leftovers(site.host, response)
-    return leftovers
 
 
 def end_unstaged(plan: CommandPlan, unstaged: Sequence[Process]) -> dict[str, list[str]]:

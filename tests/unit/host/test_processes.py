@@ -1,16 +1,19 @@
 """The processes of a job, found and ended by their label, after their folder was removed."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.processes.removed_folders import LABEL, RUN, Start, is_running
-from tests.processes.supervised import call_supervisor, send_line, start_watch
+from tests.processes.supervised import call_supervisor, send_line, start_script, start_watch
 from tests.support.waiting import wait_until
-from torchyard.host.processes import find_labelled
+from torchyard.host.processes import end_processes, find_labelled, identify_process
 from torchyard.machines.processes import run_command
 from torchyard.machines.staging import script_command
 
@@ -98,3 +101,25 @@ def test_process_that_starts_a_program_is_found(tmp_path: Path) -> None:
         finally:
             process.kill()
     assert looks == [[process.pid]] * 300
+
+
+def test_missing_descriptors_do_not_hide_a_process() -> None:
+    """Without a free descriptor no process can be looked at: that is an error, and no proof that none lives."""
+    soft_limit, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard_limit))  # stdin, stdout and stderr are open
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            find_labelled(LABEL)
+        with pytest.raises(OSError, match="Too many open files"):
+            identify_process(os.getpid())
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft_limit, hard_limit))
+
+
+def test_path_that_stands_for_no_label_has_no_supervisors(tmp_path: Path) -> None:
+    """Ending the processes of a path that is not a run's touches no other process."""
+    state = start_script(tmp_path / "kept", "sleep 60")
+    try:
+        assert (end_processes("", grace_s=0), is_running(state["agent"])) == ([], True)
+    finally:
+        assert call_supervisor("cancel", tmp_path / "kept", grace=0)["left"] == []
