@@ -1,9 +1,6 @@
-#!/usr/bin/env python3
 """The processes of a job on this host, found by label alone. Standard library only, Python 3.8 or newer.
 
-A label is `<run>/<attempt>/<process>`; one that ends with a slash stands for all labels that start with it. A host that
-has none of our files gets the text of this one with the call, as `python3 -c TEXT end LABEL GRACE`: it sends SIGTERM to
-the processes with the label, SIGKILL after the grace (seconds), and prints what is left.
+A label is `<run>/<attempt>/<process>`; one that ends with a slash stands for all labels that start with it.
 
 Only /proc is read. A process that ends meanwhile, or belongs to another user, counts as one without the label. Other
 errors, such as too few descriptors, are raised: a failed read does not prove that a process has ended. A program may
@@ -12,14 +9,12 @@ overwrite its environment (setproctitle), and has no label then: its supervisor'
 
 from __future__ import annotations
 
-import json
 import os
 import pwd
 import re
 import signal
-import sys
 import time
-from typing import Any, Iterable, NamedTuple
+from typing import Any, Callable, Iterable, NamedTuple
 
 Json = Any
 JOB_VARIABLE = "TORCHYARD_JOB"  # the label, in the environment of every process of a job
@@ -304,19 +299,26 @@ def _read_owner_uid(pid: int) -> int:
 # --- ending them
 
 
-def end_processes(label: str, *, grace_s: float) -> list[str]:
+def end_processes(label: str, *, grace_s: float, check: Callable[[], object] | None = None) -> list[str]:
     """End the processes with the label and their supervisors, by SIGTERM, and by SIGKILL after `grace_s` seconds.
 
     Returns what is left, as `process 123`. Signals go to the topmost processes: an agent stops its own workers.
+    `check` is called before each signal, and raises an error if they must not be ended (any more).
     """
+
+    def send(pids: Iterable[int], signal_number: int) -> None:
+        if check is not None:
+            check()
+        send_signal(pids, signal_number)
+
     supervisors = [identify_process(pid) for pid in _find_supervisors(label)]
     job = JobProcesses(label, supervisors)
     pids = [process.pid for process in job.find()]
-    send_signal([pid for pid in pids if _read_stat(pid).parent_pid not in pids], signal.SIGTERM)
+    send([pid for pid in pids if _read_stat(pid).parent_pid not in pids], signal.SIGTERM)
     if (pids or supervisors) and not _wait_until_gone(job, supervisors, timeout_s=grace_s):
-        job.send_signal(signal.SIGKILL)
+        send([process.pid for process in job.find()], signal.SIGKILL)
         if not _wait_until_gone(job, supervisors, timeout_s=_KILL_TIMEOUT_S) and not job.find():
-            send_signal([supervisor.pid for supervisor in supervisors if supervisor.is_alive], signal.SIGKILL)
+            send([supervisor.pid for supervisor in supervisors if supervisor.is_alive], signal.SIGKILL)
             _wait_until_gone(job, supervisors, timeout_s=_KILL_TIMEOUT_S)
     return [str(process) for process in job.find() + supervisors if process.is_alive]
 
@@ -329,7 +331,3 @@ def _wait_until_gone(job: JobProcesses, supervisors: list[ProcessId], *, timeout
             return False
         time.sleep(0.05)
     return True
-
-
-if __name__ == "__main__":
-    print(json.dumps({"left": end_processes(sys.argv[2], grace_s=float(sys.argv[3]))}))

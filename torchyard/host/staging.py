@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Create, read and remove a run's folder on a host behind ssh. Standard library only, Python 3.8 or newer.
 
-The text of this file goes with each call, as `python3 -c TEXT VERB FOLDER`, so the host needs none of our files:
+The text of this file and of its imports goes with each call, as `python3 -c TEXT VERB FOLDER`, so the host needs none
+of our files:
 
     place     prints whether it wants a tar (not if FOLDER exists); then creates FOLDER from the tar on stdin, complete
               or not at all. If another living launcher owns the run, prints its name; the third argument names the
@@ -9,8 +10,14 @@ The text of this file goes with each call, as `python3 -c TEXT VERB FOLDER`, so 
     bring     prints a tar of what the job left: its checkpoints, and the new and changed files of the folder it ran in.
               The content of the last member is the size and mtime of each file that was there, by its name
     clear     removes FOLDER, if it has no other files than those in that content, which is on stdin; prints the
-              leftovers
+              leftovers. The third argument names the caller
     attempts  prints the run's attempts that have a folder here, each as [number, how many of its ports were held]
+    owner     prints another living launcher that owns the run, if there is one; the third argument names the caller
+    end       ends the processes with a label; prints the leftovers. Its arguments: the caller, the label, and the
+              seconds between SIGTERM and SIGKILL
+
+`place`, `clear` and `end` take the run over from a launcher that is dead. While another one is alive they do nothing,
+and print its name as `other_owner`.
 
 A failed read does not prove absence: only ENOENT shows that a file or a folder does not exist. Every other error ends
 the call with exit code 1, and nothing is removed.
@@ -37,6 +44,11 @@ import tempfile
 import time
 from typing import Any, Iterator, NamedTuple, NoReturn
 
+if __name__ == "__main__" and "__file__" in globals():  # a text that was sent has its imports with it
+    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+
+from torchyard.host.processes import end_processes
+
 Json = Any
 HEARTBEAT_FILE = "owner"
 _END_MEMBER = "whole"
@@ -49,6 +61,7 @@ _PORT_TRY_FILE = "port-try.json"
 _SENT_FILE = "sent.json"  # size and mtime of each file that was staged in
 _HEARTBEAT_BYTES = 512  # bytes of the file, written at its creation: a full disk must not end a run that is watched
 _OWNER_DEAD_AFTER_S = 60.0  # seconds without a heartbeat after which a run's owner counts as dead
+_RENEW_INTERVAL_S = 2.0  # between two heartbeats of a launcher whose verb takes long
 _CONFIRM_S = 5.0  # more than two heartbeats of a launcher, which sends one every two seconds
 
 
@@ -237,6 +250,66 @@ class OwnerFile:
         return heartbeat_at != self._seen_heartbeat
 
 
+class OtherOwnerError(Exception):
+    """Another living launcher owns the run; its name is the message."""
+
+
+class Ownership:
+    """A launcher's right to end and to remove what a run has on this host.
+
+    `acquire` first, which takes the run over from an owner that is dead; then `check` right before each signal and each
+    removal, and `renew` while waiting, so that no other launcher counts this one as dead. Each raises OtherOwnerError
+    if another living launcher owns the run, and OSError if the owners cannot be read.
+
+    folder: of any attempt; it need not exist.
+    """
+
+    def __init__(self, folder: str, owner: str) -> None:
+        self._folder = folder
+        self._owner = owner
+        self._file = OwnerFile(os.path.join(folder, HEARTBEAT_FILE))
+        self._checked_at = float("-inf")  # monotonic seconds
+
+    def acquire(self) -> None:
+        """Become the owner; waits up to a minute for a heartbeat of another one."""
+        other_owner = _find_other_owner(self._folder, self._owner)
+        if other_owner:
+            raise OtherOwnerError(other_owner)
+        self._record_heartbeat(is_confirmed=True)
+
+    def check(self) -> None:
+        """Check the owner of each attempt, and record a heartbeat."""
+        for heartbeat in _list_heartbeats(self._folder):
+            if heartbeat.owner not in ("", self._owner) and _is_recent(heartbeat.sent_at):
+                raise OtherOwnerError(heartbeat.owner)
+        self._record_heartbeat(is_confirmed=False)
+
+    def renew(self) -> None:
+        """Check the owner, unless that was done a moment ago."""
+        if time.monotonic() - self._checked_at >= _RENEW_INTERVAL_S:
+            self.check()
+
+    def _record_heartbeat(self, *, is_confirmed: bool) -> None:
+        other_owner = ""
+        with contextlib.suppress(FileNotFoundError):  # without the folder, its processes are ended by their label
+            other_owner = self._file.record_heartbeat(self._owner, is_confirmed=is_confirmed)
+        if other_owner:
+            raise OtherOwnerError(other_owner)
+        self._checked_at = time.monotonic()
+
+
+def _report_owner(folder: str, owner: str) -> Json:
+    """Another living owner of any attempt of the run; an empty name if there is none."""
+    return {"other_owner": _find_other_owner(folder, owner)}
+
+
+def _end_processes(folder: str, owner: str, label: str, grace: str) -> Json:
+    """End the processes with a label; returns what is left."""
+    ownership = Ownership(folder, owner)
+    ownership.acquire()
+    return {"left": end_processes(label, grace_s=float(grace), check=ownership.check)}
+
+
 def _read_heartbeat(fd: int) -> tuple[str, float]:
     """The run's owner and the time of its last heartbeat, by this host's clock."""
     owner = os.pread(fd, _HEARTBEAT_BYTES, 0).decode(errors="replace").strip("\0 \n")
@@ -379,16 +452,19 @@ def _stage_out_folder(folder: str) -> None:
         archive.addfile(member, io.BytesIO(content))
 
 
-def _remove_folder(folder: str) -> Json:
+def _remove_folder(folder: str, owner: str = "") -> Json:
     """Remove the folder, partial folders beside it, and the folder above if it is empty; returns what is left.
 
     A folder with a file that is not as it was copied (stdin) is kept. OSError if a file cannot be looked at.
     """
     copied = json.loads(sys.stdin.read() or "{}")
+    ownership = Ownership(folder, owner)
+    ownership.acquire()
     missing = [name for name, fingerprint in _list_output(folder) if copied.get(name) != fingerprint]
     if missing:
         return {"left": ["folder %s: %d files are not copied, such as %s" % (folder, len(missing), missing[0])]}
     part_prefix = os.path.abspath(folder) + _PART_SUFFIX
+    ownership.check()
     for path in [folder] + [part_prefix + suffix for suffix in _list_suffixes(part_prefix)]:
         shutil.rmtree(path, ignore_errors=True)
     try:
@@ -417,7 +493,13 @@ def _read_port_try(folder: str) -> int:
         return 0
 
 
-VERBS: dict[str, Any] = {"place": _stage_in_folder, "clear": _remove_folder, "attempts": _list_attempts}
+VERBS: dict[str, Any] = {
+    "place": _stage_in_folder,
+    "clear": _remove_folder,
+    "attempts": _list_attempts,
+    "owner": _report_owner,
+    "end": _end_processes,
+}
 
 if __name__ == "__main__":
     verb = sys.argv[1]
@@ -428,5 +510,7 @@ if __name__ == "__main__":
             _stage_out_folder(folder)
         else:
             print(json.dumps(VERBS[verb](*sys.argv[2:])))
+    except OtherOwnerError as error:
+        print(json.dumps({"other_owner": str(error)}))
     except (OSError, tarfile.TarError) as error:
         sys.exit("%s: %s" % (getattr(error, "strerror", None) or error, getattr(error, "filename", None) or folder))

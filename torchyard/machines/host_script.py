@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from torchyard.machines import processes
+from torchyard.machines.ownership import check_response
 from torchyard.machines.processes import Command
 from torchyard.model.errors import HostError
 from torchyard.model.plan import HostScript, Process
@@ -56,7 +57,8 @@ def call_scripts(
     """Call a verb of all scripts at once; the response for each process by its name.
 
     The response of a host without the run's folder is an absent process with `site: False`, that of one that fails is
-    its HostError. Processes without a spec are not called for: another one stands for them.
+    its HostError. Processes without a spec are not called for: another one stands for them. RunInUseError if a host
+    refuses because another living launcher owns the run.
     """
     groups = group_by_script([process for process in job_processes if process.spec is not None])
     commands: list[tuple[str, Command]] = []
@@ -67,6 +69,7 @@ def call_scripts(
     for members, response in zip(groups.values(), processes.run_commands(commands, timeout_s=timeout_s), strict=True):
         for process in members:
             responses[process.name] = _read_response(process, response)
+            check_response(process.host, responses[process.name])
     return responses
 
 

@@ -5,15 +5,14 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import IO, Any
 
-from torchyard.common.identity import identify_holder
 from torchyard.common.json_text import parse_json
 from torchyard.host.log import ENDED_PHASES
 from torchyard.machines import processes
 from torchyard.machines.host_script import build_command
 from torchyard.machines.log_copy import LogCopy
+from torchyard.machines.ownership import identify_owner, record_confirmation
 from torchyard.model.errors import RunInUseError
 from torchyard.model.plan import HostScript, Process
 
@@ -22,11 +21,6 @@ _MAX_PIECE_BYTES = 1 << 20  # of a log
 _MAX_COUNT = 1 << 53  # of a number in a state
 _EXIT_TIMEOUT_S = 1.0  # after the end of the output
 _MAX_UNHEARD_S = 6.0  # seconds without output, of three heartbeats: then the connection is cut, whatever ssh reports
-
-
-def node_holder_identity(path: str) -> str:
-    """This launcher as a run's owner: this machine and the run's locked folder, from a path in a node's folder."""
-    return identify_holder(str(Path(path).parents[2]))
 
 
 class HostStream:
@@ -75,7 +69,7 @@ class HostStream:
         self._heard_at: float | None = None  # monotonic seconds; None until this command has sent something
         self._started_at: dict[str, float] = {}  # monotonic seconds, by process: from the age that its host reports
         self._states = states
-        self._owner = node_holder_identity(members[0].log)
+        self._owner = identify_owner(members[0].log)
         self._renews_leases = renews_leases
         self._received = b""  # an unfinished line
         self._unsent = b""
@@ -198,6 +192,7 @@ class HostStream:
             return True
         if isinstance(line.get("ages"), dict):
             self._record_ages(line["ages"])
+            record_confirmation(self.script.host, self._owner)
         name = line.get("process")
         if not isinstance(name, str) or name not in self._members:
             return False

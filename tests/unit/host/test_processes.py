@@ -14,8 +14,8 @@ from tests.processes.removed_folders import LABEL, RUN, Start, is_running
 from tests.processes.supervised import call_supervisor, send_line, start_script, start_watch
 from tests.support.waiting import wait_until
 from torchyard.host.processes import end_processes, find_labelled, identify_process
+from torchyard.machines.host_command import script_command
 from torchyard.machines.processes import run_command
-from torchyard.machines.staging import script_command
 
 
 def test_process_keeps_running_without_its_folder(start: Start, node: Path) -> None:
@@ -85,7 +85,8 @@ def test_failing_supervisor_ends_its_process(start: Start) -> None:
 def test_script_ends_processes_on_a_host_without_our_files(start: Start) -> None:
     """On a host without our files, the script that ssh sends ends all processes of an attempt."""
     start()
-    command = script_command("far", sys.executable, "processes.py", "end", f"{RUN}/1/", "5")  # what goes over ssh
+    script_argv = ("end", f".torchyard/{RUN}-1", "here:/runs/a", f"{RUN}/1/", "5")
+    command = script_command("far", sys.executable, "staging.py", *script_argv)  # what goes over ssh
     result = run_command("localhost", command)
     assert (result, find_labelled(LABEL)) == ({"left": []}, [])
 

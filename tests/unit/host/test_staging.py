@@ -19,11 +19,12 @@ import pytest
 from tests.inputs.archives import build_member, build_tar
 from torchyard.common.json_text import parse_json
 from torchyard.host import staging
-from torchyard.host.staging import OwnerFile
-from torchyard.machines.staging import SCRIPTS_FOLDER
+from torchyard.host.staging import OtherOwnerError, OwnerFile, Ownership
+from torchyard.machines.host_command import SCRIPTS_FOLDER
 
 SCRIPT_PATH = str(SCRIPTS_FOLDER / "staging.py")
-OWNER = '{"owner": "here:/runs/a", "port_try": 2, "code": null}'
+NAME = "here:/runs/a"
+OWNER = json.dumps({"owner": NAME, "port_try": 2, "code": None})
 
 
 def run_script(verb: str, folder: Path, *args: str, stream: bytes = b"") -> "subprocess.CompletedProcess[bytes]":
@@ -193,7 +194,7 @@ def test_folder_that_cannot_be_listed_is_neither_copied_nor_removed(
         staging._stage_out_folder(str(folder))
     assert b"whole" not in stdout.buffer.getvalue()
     with pytest.raises(OSError, match="Stale file handle"):
-        staging.VERBS["clear"](str(folder))
+        staging.VERBS["clear"](str(folder), NAME)
     assert (folder / "checkpoints" / "step-100" / "model.pt").exists()
 
 
@@ -211,11 +212,11 @@ def test_folder_is_removed_with_the_files_that_are_copied(tmp_path: Path) -> Non
     os.mkfifo(folder / "work" / "pipe")
     copied = read_copied(folder)
     (folder / "checkpoints" / "step-100" / "model.pt").write_text("step 1000")
-    refused = json.loads(run_script("clear", folder, stream=copied).stdout)
+    refused = json.loads(run_script("clear", folder, NAME, stream=copied).stdout)
     leftover = f"folder {folder}: 1 files are not copied, such as checkpoints/step-100/model.pt"
     assert (refused, folder.exists()) == ({"left": [leftover]}, True)
     copied = read_copied(folder)
-    assert json.loads(run_script("clear", folder, stream=copied).stdout) == {"left": []}
+    assert json.loads(run_script("clear", folder, NAME, stream=copied).stdout) == {"left": []}
     assert not folder.exists()
 
 
@@ -224,7 +225,7 @@ def test_file_with_any_name_is_copied(tmp_path: Path) -> None:
     folder = place_checkpoint(tmp_path)
     Path(os.fsdecode(os.fsencode(folder) + b"/work/\xff")).touch()
     copied = json.dumps(parse_json(read_copied(folder))).encode()
-    assert json.loads(run_script("clear", folder, stream=copied).stdout) == {"left": []}
+    assert json.loads(run_script("clear", folder, NAME, stream=copied).stdout) == {"left": []}
 
 
 def test_attempts_that_cannot_be_listed_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,3 +296,38 @@ def test_staging_waits_for_a_heartbeat_that_looks_old(tmp_path: Path, monkeypatc
     clock = SimpleNamespace(sleep=send_heartbeat, monotonic=time.monotonic, time=time.time)
     monkeypatch.setattr(staging, "time", clock)
     assert staging._find_other_owner(str(tmp_path / "sample-1"), "there:/a") == "here:/a"
+
+
+def test_ownership_is_lost_to_another_launcher(tmp_path: Path) -> None:
+    """Once another launcher has taken the run over, the next check before a signal or a removal fails."""
+    folder = tmp_path / "sample-1"
+    folder.mkdir()
+    ownership = Ownership(str(folder), NAME)
+    ownership.acquire()
+    ownership.check()
+    (tmp_path / "sample-2").mkdir()
+    OwnerFile(str(tmp_path / "sample-2" / "owner")).record_heartbeat("there:/a")
+    with pytest.raises(OtherOwnerError, match="there:/a"):
+        ownership.check()
+
+
+@pytest.mark.parametrize("args", [("clear", "there:/a"), ("end", "there:/a", "sample/1/", "5"), ("owner", "there:/a")])
+def test_living_owner_keeps_its_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, args: tuple[str, ...]) -> None:
+    """Another launcher can neither remove a folder nor end processes while the owner sends heartbeats."""
+    path = tmp_path / "sample-1" / "owner"
+    path.parent.mkdir()
+    OwnerFile(str(path)).record_heartbeat(NAME)
+
+    def send_heartbeat(_: float) -> None:
+        os.utime(path, (time.time() + 1,) * 2)
+
+    clock = SimpleNamespace(sleep=send_heartbeat, monotonic=time.monotonic, time=time.time)
+    monkeypatch.setattr(staging, "time", clock)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("{}"))
+    verb, *verb_args = args
+    if verb == "owner":
+        assert staging.VERBS[verb](str(path.parent), *verb_args) == {"other_owner": NAME}
+        return
+    with pytest.raises(OtherOwnerError, match=NAME):
+        staging.VERBS[verb](str(path.parent), *verb_args)
+    assert path.exists()

@@ -134,6 +134,7 @@ def job(write: Write) -> Iterator[CommandPlan]:
     plan = build_lone_plan(profile, runs_folder() / FOLDER)
     submit(plan, Deadlines())
     yield plan
+    write_heartbeat(plan, identify_holder(str(runs_folder() / FOLDER)))  # only its owner may end it
     teardown(plan)
 
 

@@ -1,16 +1,14 @@
 """What is staged in on a host: the program's files, the checkpoints of the previous attempt, and the scripts."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 from tests.conftest import Write, command_plan_of, load
+from torchyard.machines.host_command import SCRIPTS_FOLDER
 from torchyard.machines.staging import (
-    SCRIPTS_FOLDER,
     list_checkpoints,
     remove_incomplete_folders,
-    script_command,
     stage_in,
     walk_files,
 )
@@ -73,16 +71,6 @@ def test_host_gets_every_script(tmp_path: Path) -> None:
     scripts = tmp_path / "runs" / "a-1" / "supervisor" / "torchyard" / "host"
     sent_names = sorted(name for _, name in walk_files(scripts))
     assert sent_names == sorted(name for _, name in walk_files(SCRIPTS_FOLDER))
-
-
-def test_old_python_is_reported(tmp_path: Path) -> None:
-    """An interpreter on a host that is too old is reported with its version and the one that is needed."""
-    argv = script_command("far", "python3", "facts.py").argv
-    old_bootstrap = argv[2].replace("(3, 8)", "(9, 9)")
-    completed = subprocess.run(
-        [sys.executable, "-c", old_bootstrap, argv[3]], capture_output=True, text=True, check=False
-    )
-    assert completed.stderr.endswith(", and 3.8 or newer is needed\n")
 
 
 def test_file_that_appears_after_the_copy_is_kept(write: Write, tmp_path: Path) -> None:
