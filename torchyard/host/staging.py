@@ -13,6 +13,8 @@ of our files:
               leftovers. The third argument names the caller
     attempts  prints the run's attempts that have a folder here, each as [number, how many of its ports were held]
     owner     prints another living launcher that owns the run, if there is one; the third argument names the caller
+    look      prints {"site": false} if the script that the third argument names does not exist, at two looks seconds
+              apart, and whether a process of the attempt lives all the same
     end       ends the processes with a label; prints the leftovers. Its arguments: the caller, the label, and the
               seconds between SIGTERM and SIGKILL
 
@@ -32,6 +34,7 @@ FOLDER/owner names the launcher that owns the run, as `host:folder`; its mtime i
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import io
 import json
@@ -47,7 +50,7 @@ from typing import Any, Iterator, NamedTuple, NoReturn
 if __name__ == "__main__" and "__file__" in globals():  # a text that was sent has its imports with it
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
-from torchyard.host.processes import end_processes
+from torchyard.host.processes import end_processes, is_label_alive, parse_label
 
 Json = Any
 HEARTBEAT_FILE = "owner"
@@ -62,6 +65,7 @@ _SENT_FILE = "sent.json"  # size and mtime of each file that was staged in
 _HEARTBEAT_BYTES = 512  # bytes of the file, written at its creation: a full disk must not end a run that is watched
 _OWNER_DEAD_AFTER_S = 60.0  # seconds without a heartbeat after which a run's owner counts as dead
 _RENEW_INTERVAL_S = 2.0  # between two heartbeats of a launcher whose verb takes long
+_LOOK_PAUSE_S = 2.0  # between two looks: a share that is mounted again may show an empty folder first
 _CONFIRM_S = 5.0  # more than two heartbeats of a launcher, which sends one every two seconds
 
 
@@ -474,6 +478,19 @@ def _remove_folder(folder: str, owner: str = "") -> Json:
     return {"left": ["folder %s" % os.path.abspath(folder)] if not is_missing(folder) else []}
 
 
+def _look_for_script(folder: str, script: str) -> Json:
+    """Report that a script in the folder does not exist, and whether a process of the attempt lives all the same.
+
+    OSError if it exists, or if that cannot be found out at each of two looks.
+    """
+    for pause_s in (_LOOK_PAUSE_S, 0.0):
+        if not is_missing(script):
+            raise OSError(errno.EAGAIN, "could not be read for a moment", script)
+        time.sleep(pause_s)
+    label = parse_label(os.path.join(folder, "any")).rpartition("/")[0]
+    return {"site": False, "is_running": bool(label) and is_label_alive(label + "/")}
+
+
 def _list_attempts(folder: str) -> Json:
     """The run's attempts that have a folder here, with the number of their ports that were held before they started.
 
@@ -499,6 +516,7 @@ VERBS: dict[str, Any] = {
     "attempts": _list_attempts,
     "owner": _report_owner,
     "end": _end_processes,
+    "look": _look_for_script,
 }
 
 if __name__ == "__main__":

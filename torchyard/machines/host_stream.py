@@ -9,6 +9,7 @@ from typing import IO, Any
 
 from torchyard.common.json_text import parse_json
 from torchyard.host.log import ENDED_PHASES
+from torchyard.host.state import FOLDER_REMOVED
 from torchyard.machines import processes
 from torchyard.machines.host_script import build_command
 from torchyard.machines.log_copy import LogCopy
@@ -184,11 +185,8 @@ class HostStream:
         if line.get("other_owner"):
             names = ", ".join(self._members)
             raise RunInUseError(f"{self.script.host}: {names}", str(line["other_owner"]))
-        if line.get("site") is False:  # the run's folder does not exist there
-            for absent_name in self._members:
-                self._apply_state(absent_name, {"phase": "absent", "site": False})
-            for copy in self.log_copies.values():
-                copy.is_complete = True
+        if line.get("site") is False:
+            self._handle_absence(is_running=line.get("is_running") is True)
             return True
         if isinstance(line.get("ages"), dict):
             self._record_ages(line["ages"])
@@ -198,6 +196,17 @@ class HostStream:
             return False
         self._handle_process_line(name, line)
         return True
+
+    def _handle_absence(self, *, is_running: bool) -> None:
+        """Handle that the run's folder does not exist there. Its processes are absent only if none of them lives."""
+        if is_running:
+            for name in self._members:
+                self._apply_state(name, {"phase": "running", "detail": FOLDER_REMOVED, "site": False})
+            return
+        for name in self._members:
+            self._apply_state(name, {"phase": "absent", "site": False})
+        for copy in self.log_copies.values():
+            copy.is_complete = True
 
     def _handle_process_line(self, name: str, line: dict[str, Any]) -> None:
         """Handle a line about one process: its state, the start of a piece of its log, or the end of its log."""

@@ -244,6 +244,17 @@ def test_owner_that_cannot_be_read_may_be_alive(tmp_path: Path) -> None:
     assert not (tmp_path / "sample-2").exists()
 
 
+def test_folder_that_is_back_at_the_second_look_is_not_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script is absent only if it is missing at two looks seconds apart."""
+    script = tmp_path / "sample-1" / "supervisor.py"
+    monkeypatch.setattr(staging, "time", SimpleNamespace(sleep=lambda _: None))
+    assert staging.VERBS["look"](str(script.parent), str(script)) == {"site": False, "is_running": False}
+    script.parent.mkdir()
+    monkeypatch.setattr(staging, "time", SimpleNamespace(sleep=lambda _: script.touch()))
+    with pytest.raises(OSError, match="could not be read for a moment"):
+        staging.VERBS["look"](str(script.parent), str(script))
+
+
 # --- the owner
 
 

@@ -1,6 +1,7 @@
 """This launcher as the owner of a run, and what hosts report about another one."""
 
 import time
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,8 @@ def test_confirmation_counts_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_refusal_names_the_owner() -> None:
     """A response with another owner is an error that names the host and the owner; every other response is none."""
-    for response in ({"left": []}, {"other_owner": ""}, [], None):
+    responses: tuple[Any, ...] = ({"left": []}, {"other_owner": ""}, [], None)
+    for response in responses:
         ownership.check_response("gpu1", response)
     with pytest.raises(RunInUseError, match="gpu1 is owned by there:/b"):
         ownership.check_response("gpu1", {"other_owner": "there:/b"})
