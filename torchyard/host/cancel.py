@@ -3,10 +3,14 @@
 A signal goes only to a process that is the job's beyond doubt: to one that has its label, or whose number and start
 time are in a state that was written in this PID namespace of this boot, and to their descendants. A process that runs
 elsewhere, on another host or in another container that shares the folder, is not touched and is reported as left over.
+
+Nothing is done for a launcher that does not own the run while its owner is alive: the ownership is checked again before
+each signal.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -14,22 +18,28 @@ import time
 from torchyard.host.identity import EARLIER_BOOT, HERE, locate_host
 from torchyard.host.log import recover_unsupervised
 from torchyard.host.processes import NO_PROCESS, JobProcesses, ProcessId, end_processes, parse_label, send_signal
+from torchyard.host.staging import Ownership
 from torchyard.host.state import Json, ask_to_end, list_listening_ports, read_spec, read_state, view_state
 
 _KILL_TIMEOUT_S = 5.0  # after SIGKILL, for the supervisor to record the end
 _POLL_INTERVAL_S = 0.05  # each poll reads all of /proc
 
 
-def cancel_process(folder: str, grace_s: float) -> Json:
+def cancel_process(folder: str, owner: str, *, grace_s: float) -> Json:
     """End a process and its supervisor; the last state and what is left (`left`).
+
+    `owner`: the launcher that asks. OtherOwnerError if another living one owns the run.
 
     The process gets SIGTERM, and SIGKILL `grace_s` seconds after the first request to end it. Without the process's
     folder, its processes are found by the label that the folder's path stands for. Nothing is done to a process that
     runs elsewhere.
     """
+    ownership = Ownership(os.path.dirname(os.path.abspath(folder)), owner)
+    ownership.acquire()
     spec = read_spec(folder)
     if spec is None:
-        return {"phase": "absent", "left": end_processes(parse_label(folder), grace_s=grace_s)}
+        leftovers = end_processes(parse_label(folder), grace_s=grace_s, check=ownership.check)
+        return {"phase": "absent", "left": leftovers}
     if "elsewhere" in view_state(folder):
         return _report_end(folder, spec, [])
     state = read_state(folder) or {}
@@ -39,16 +49,20 @@ def cancel_process(folder: str, grace_s: float) -> Json:
     unended = [ProcessId(*fields) for fields in state.get("unended", [])] if is_here else []
     job = JobProcesses(spec["label"], [supervisor], [agent, *unended])
     if state.get("phase") == "running":
+        ownership.check()
         waited_s = ask_to_end(folder, agent) if agent.is_alive else 0.0
-        _wait_for_end(folder, job, timeout_s=max(grace_s - waited_s, 0.0))
+        _wait_for_end(folder, job, ownership, timeout_s=max(grace_s - waited_s, 0.0))
+    ownership.check()
     job.send_signal(signal.SIGKILL)
-    if not _wait_for_end(folder, job, timeout_s=_KILL_TIMEOUT_S) and supervisor.is_alive and not job.find():
+    if not _wait_for_end(folder, job, ownership, timeout_s=_KILL_TIMEOUT_S) and supervisor.is_alive and not job.find():
+        ownership.check()
         send_signal([supervisor.pid], signal.SIGKILL)  # it does not exit, and nothing is left for it to do
-        _wait_for_end(folder, job, timeout_s=_KILL_TIMEOUT_S)
+        _wait_for_end(folder, job, ownership, timeout_s=_KILL_TIMEOUT_S)
     if view_state(folder)["phase"] == "unsupervised":
         recover_unsupervised(folder)
-    if os.path.exists(spec.get("meeting", "")):
-        os.unlink(spec["meeting"])
+    if "meeting" in spec:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(spec["meeting"])
     return _report_end(folder, spec, job.find())
 
 
@@ -57,14 +71,18 @@ def _get_process(state: Json, role: str) -> ProcessId:
     return ProcessId(state.get(role, 0), state.get(role + "_start", 0))
 
 
-def _wait_for_end(folder: str, job: JobProcesses, *, timeout_s: float) -> bool:
-    """Wait until the supervisor has recorded the end and no process of the job lives; False after `timeout_s`."""
+def _wait_for_end(folder: str, job: JobProcesses, ownership: Ownership, *, timeout_s: float) -> bool:
+    """Wait until the supervisor has recorded the end and no process of the job lives; False after `timeout_s`.
+
+    OtherOwnerError if another launcher takes the run over meanwhile.
+    """
     deadline = time.monotonic() + timeout_s
     while True:
         if view_state(folder)["phase"] != "running" and not job.find():
             return True
         if time.monotonic() > deadline:
             return False
+        ownership.renew()
         time.sleep(_POLL_INTERVAL_S)
 
 

@@ -48,18 +48,18 @@ class ProcessLease:
             return _ENDING_CHECK_INTERVAL_S
         return max(0.05, min(60.0, self.lease_s / 10))
 
-    def read_heartbeat_mtime(self) -> int:
-        """The mtime of the heartbeat file in nanoseconds; 0 if it cannot be read."""
+    def read_heartbeat_mtime(self) -> int | None:
+        """The mtime of the heartbeat file in nanoseconds; None if it cannot be read."""
         try:
             return os.stat(self.heartbeat_file).st_mtime_ns
         except OSError:
-            return 0
+            return None
 
     def enforce(self, agent_pid: int, log: ProcessLog) -> None:
         """Send SIGTERM to the process once the lease has expired, and SIGKILL after the grace."""
         mtime_ns = self.read_heartbeat_mtime()
         now = time.monotonic()
-        if mtime_ns != self.heartbeat_mtime_ns:
+        if mtime_ns is not None and mtime_ns != self.heartbeat_mtime_ns:
             self.heartbeat_mtime_ns = mtime_ns
             self.renewed_at = now
         if self.expired_at is not None:

@@ -5,17 +5,18 @@ from __future__ import annotations
 import collections
 import contextlib
 import errno
-import glob
 import os
 import re
 import shutil
 import time
-from typing import BinaryIO
+from typing import BinaryIO, Iterator
 
+from torchyard.host.staging import is_missing, list_files
 from torchyard.host.state import file_path, read_spec, read_state, take_lock, try_write_state
 
 ENDED_PHASES = ("exited", "unsupervised", "absent")  # the supervisor writes nothing any more
 _TEE_PREFIX = re.compile(rb"(\[default\d{1,6}\]:)")  # torchrun's --tee writes it before each piece of a rank's output
+_RANK_LOG = re.compile(r"ranks/[^/]+/attempt_[^/]*/[^/]+/std[^/]*\.log$")
 _MAX_JOINED_PIECES = 8  # of one line: each sequence of them is compared
 _MAX_LINE_BYTES = 1 << 20  # bytes; a program that never ends its line must not fill the memory
 _MAX_TAIL_BYTES = 1 << 22  # bytes of a file's end: torchrun is never more than a moment behind
@@ -96,7 +97,10 @@ class ProcessLog:
 
 
 def recover_output(folder: str, log: ProcessLog) -> None:
-    """Append what torchrun had on disk but had not printed yet when it was killed; then remove its copy."""
+    """Append what torchrun had on disk but had not printed yet when it was killed; then remove its copy.
+
+    OSError if a part of the copy cannot be read: it stays.
+    """
     _append_unprinted(folder, log)
     shutil.rmtree(file_path(folder, "ranks"), ignore_errors=True)
 
@@ -109,7 +113,7 @@ def recover_unsupervised(folder: str) -> None:
     """
     state = read_state(folder)
     spec = read_spec(folder)
-    if not state or not spec or not os.path.isdir(file_path(folder, "ranks")):
+    if not state or not spec or is_missing(file_path(folder, "ranks")):
         return
     lock = take_lock(folder)
     if lock is None:
@@ -123,14 +127,18 @@ def recover_unsupervised(folder: str) -> None:
 
 
 def _append_unprinted(folder: str, log: ProcessLog) -> None:
-    """Append the lines of torchrun's copy that are not in the end of the log; each is counted as often as it occurs."""
-    if not os.path.isdir(file_path(folder, "ranks")):
+    """Append the lines of torchrun's copy that are not in the end of the log; each is counted as often as it occurs.
+
+    OSError if a part of the copy cannot be read.
+    """
+    paths = sorted(_list_rank_logs(folder))
+    if not paths:
         return
     printed = collections.Counter()  # type: collections.Counter[bytes]
     with open(file_path(folder, "log"), "rb") as file:
         for line in _read_tail_bytes(file).split(b"\n"):
             printed.update(list_printed_lines(line.partition(b" | ")[2]))
-    for path in sorted(glob.glob(file_path(folder, "ranks/*/attempt_*/*/std*.log"))):
+    for path in paths:
         prefix = b"[default" + os.path.basename(os.path.dirname(path)).encode() + b"]:"
         with open(path, "rb") as file:
             lines = list_final_lines(_read_tail_bytes(file))
@@ -139,6 +147,13 @@ def _append_unprinted(folder: str, log: ProcessLog) -> None:
             printed[line] -= 1
             if printed[line] < 0:
                 log.write_lines([line])
+
+
+def _list_rank_logs(folder: str) -> Iterator[str]:
+    """The files of torchrun's copy, as `ranks/ID/attempt_0/3/stdout.log`. OSError if a folder cannot be listed."""
+    for name, _ in list_files(folder, "ranks"):
+        if _RANK_LOG.match(name):
+            yield file_path(folder, name)
 
 
 def list_printed_lines(text: bytes) -> list[bytes]:

@@ -1,30 +1,27 @@
-#!/usr/bin/env python3
 """The processes of a job on this host, found by label alone. Standard library only, Python 3.8 or newer.
 
-A label is `<run>/<attempt>/<process>`; one that ends with a slash stands for all labels that start with it. A host that
-has none of our files gets the text of this one with the call, as `python3 -c TEXT end LABEL GRACE`: it sends SIGTERM to
-the processes with the label, SIGKILL after the grace (seconds), and prints what is left.
+A label is `<run>/<attempt>/<process>`; one that ends with a slash stands for all labels that start with it.
 
-Only /proc is read. A process that ends meanwhile, or belongs to another user, counts as one without the label. A
-program may overwrite its environment (setproctitle), and has no label then: its supervisor's descendants are the job's.
+Only /proc is read. A process that ends meanwhile, or belongs to another user, counts as one without the label. Other
+errors, such as too few descriptors, are raised: a failed read does not prove that a process has ended. A program may
+overwrite its environment (setproctitle), and has no label then: its supervisor's descendants are the job's.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import pwd
 import re
 import signal
-import sys
 import time
-from typing import Any, Iterable, NamedTuple
+from typing import Any, Callable, Iterable, NamedTuple
 
 Json = Any
 JOB_VARIABLE = "TORCHYARD_JOB"  # the label, in the environment of every process of a job
 FOLDER_VARIABLE = "TORCHYARD_SUPERVISED"  # the folder that its supervisor writes
 FLOW_RUN_VARIABLE = "TORCHYARD_FLOW_RUN"  # the id of the flow run that has started it; absent without an orchestrator
 FLOW_RUN_SOURCE = "PREFECT__FLOW_RUN_ID"  # the same in the flow's process and in supervisors, set by Prefect's worker
+_UNREADABLE = (FileNotFoundError, ProcessLookupError, PermissionError)  # it has ended, or is another user's
 _KILL_TIMEOUT_S = 5.0
 _EXEC_TIMEOUT_S = 1.0
 # Of /proc/PID/stat, counted from the state (man 5 proc).
@@ -68,7 +65,7 @@ def _read_environ(pid: object) -> bytes:
         try:
             with open("/proc/%s/environ" % pid, "rb") as file:
                 environ = file.read()
-        except OSError:
+        except _UNREADABLE:
             return b""
         if environ:
             return environ
@@ -98,7 +95,7 @@ def _read_proc_file(pid: object, name: str) -> bytes:
     try:
         with open("/proc/%s/%s" % (pid, name), "rb") as file:
             return file.read()
-    except OSError:
+    except _UNREADABLE:
         return b""
 
 
@@ -211,13 +208,23 @@ def _is_supervisor(pid: int) -> bool:
 
 
 def _find_supervisors(label: str) -> list[int]:
-    """The supervisors of the processes with the label. A supervisor has no label: its lock and its child show it."""
+    """The supervisors of the processes with the label. A supervisor has no label: its lock and its child show it.
+
+    An empty label, of a path that stands for none, has no supervisors.
+    """
+    if not label:
+        return []
     supervisors = {_read_stat(pid).parent_pid for pid in find_labelled(label)}
     for pid, folder in _list_supervisor_folders().items():
         folder_label = parse_label(folder)
         if folder_label == label or (label.endswith("/") and folder_label.startswith(label)):
             supervisors.add(pid)
     return sorted(filter(_is_supervisor, supervisors))
+
+
+def is_label_alive(label: str) -> bool:
+    """Whether a process with the label, or a supervisor of one, lives."""
+    return bool(find_labelled(label) or _find_supervisors(label))
 
 
 def _list_supervisor_folders() -> dict[int, str]:
@@ -229,7 +236,7 @@ def _list_supervisor_folders() -> dict[int, str]:
                 folder, name = os.path.split(os.readlink("/proc/%d/fd/%s" % (pid, fd)))
                 if name in ("lock", "lock (deleted)"):
                     folders[pid] = folder
-        except OSError:  # it has ended, or is another user's
+        except _UNREADABLE:
             continue
     return folders
 
@@ -268,7 +275,7 @@ def list_local_jobs() -> dict[str, Json]:
 def _is_in_own_namespace(pid: int) -> bool:
     try:
         return os.readlink("/proc/%d/ns/pid" % pid) == os.readlink("/proc/self/ns/pid")
-    except OSError:
+    except _UNREADABLE:
         return False
 
 
@@ -285,26 +292,33 @@ def _read_owner_uid(pid: int) -> int:
     """The id of a process's user; -1 if the process has ended."""
     try:
         return os.stat("/proc/%d" % pid).st_uid
-    except OSError:
+    except _UNREADABLE:
         return -1
 
 
 # --- ending them
 
 
-def end_processes(label: str, *, grace_s: float) -> list[str]:
+def end_processes(label: str, *, grace_s: float, check: Callable[[], object] | None = None) -> list[str]:
     """End the processes with the label and their supervisors, by SIGTERM, and by SIGKILL after `grace_s` seconds.
 
     Returns what is left, as `process 123`. Signals go to the topmost processes: an agent stops its own workers.
+    `check` is called before each signal, and raises an error if they must not be ended (any more).
     """
+
+    def send(pids: Iterable[int], signal_number: int) -> None:
+        if check is not None:
+            check()
+        send_signal(pids, signal_number)
+
     supervisors = [identify_process(pid) for pid in _find_supervisors(label)]
     job = JobProcesses(label, supervisors)
     pids = [process.pid for process in job.find()]
-    send_signal([pid for pid in pids if _read_stat(pid).parent_pid not in pids], signal.SIGTERM)
+    send([pid for pid in pids if _read_stat(pid).parent_pid not in pids], signal.SIGTERM)
     if (pids or supervisors) and not _wait_until_gone(job, supervisors, timeout_s=grace_s):
-        job.send_signal(signal.SIGKILL)
+        send([process.pid for process in job.find()], signal.SIGKILL)
         if not _wait_until_gone(job, supervisors, timeout_s=_KILL_TIMEOUT_S) and not job.find():
-            send_signal([supervisor.pid for supervisor in supervisors if supervisor.is_alive], signal.SIGKILL)
+            send([supervisor.pid for supervisor in supervisors if supervisor.is_alive], signal.SIGKILL)
             _wait_until_gone(job, supervisors, timeout_s=_KILL_TIMEOUT_S)
     return [str(process) for process in job.find() + supervisors if process.is_alive]
 
@@ -317,7 +331,3 @@ def _wait_until_gone(job: JobProcesses, supervisors: list[ProcessId], *, timeout
             return False
         time.sleep(0.05)
     return True
-
-
-if __name__ == "__main__":
-    print(json.dumps({"left": end_processes(sys.argv[2], grace_s=float(sys.argv[3]))}))

@@ -5,7 +5,7 @@ The launcher starts this as `python3 -I -S runai.py FOLDER PODS GENERATION PROJE
 stdin has a request and stdout a response by the name of a node; the first pod's stand for the job:
 
     submit   {"spec": {"argv": [...], "run": RUN}}: runs the CLI command or adopts an existing job; its state
-    cancel   copies the rest of every log and deletes the job; what is left
+    cancel   {"run": RUN}: copies the rest of every log and deletes the job, if it is this run's; what is left
     watch    sends the states and logs of all pods until they have ended: see watch.py
 
 Two verbs have arguments instead, the first of which is the folder of a node, and become a command of the CLI:
@@ -230,10 +230,15 @@ class _PodReader:
             self._copy = self._pool.submit(copy_log, self._pod, has_ended=has_ended)
 
 
-def _cancel_job(job: RunaiJob) -> Json:
-    """Delete the job and wait until it is gone. Its logs are deleted with it, so they are copied first."""
+def _cancel_job(job: RunaiJob, run: str) -> Json:
+    """Delete the job and wait until it is gone. Its logs are deleted with it, so they are copied first.
+
+    A job of this name that is labelled with another run is not touched: this run has none.
+    """
     os.makedirs(job.folder, exist_ok=True)
     response = query_job(job)
+    if response.exists and response.run not in ("", run):
+        return {"phase": "absent", "left": []}
     reason = response.reason
     deadline = time.monotonic() + _DELETE_TIMEOUT_S
     if response.exists:
@@ -285,7 +290,7 @@ def main(verb: str, job: RunaiJob, args: list[str]) -> int:
         os._exit(0 if _watch_job(job) else 1)  # without waiting for threads
     requests: dict[str, Json] = json.load(sys.stdin)
     ((node, request),) = requests.items()  # the job has one request, that of its first pod
-    response = _submit_job(job, request["spec"]) if verb == "submit" else _cancel_job(job)
+    response = _submit_job(job, request["spec"]) if verb == "submit" else _cancel_job(job, request["run"])
     print(json.dumps({node: response}))
     return 0
 

@@ -26,7 +26,8 @@ from torchyard.host.identity import (
     read_boot_id,
     read_uptime,
 )
-from torchyard.host.processes import ProcessId, find_labelled, parse_label
+from torchyard.host.processes import ProcessId, is_label_alive, parse_label
+from torchyard.host.staging import is_missing
 
 STATE_BYTES = 4096  # of the state's file, always: one block, which is overwritten in place
 _MAX_VIEW_AGE_S = 1.0  # seconds that a cached view is valid: only the lock shows that a supervisor was killed
@@ -240,20 +241,23 @@ def _is_unlocked(folder: str) -> bool:
 
 
 def _infer_state(folder: str) -> Json:
-    """The state of a process without a state file: removing the folder does not end its process."""
-    if not os.path.exists(file_path(folder, "spec.json")) and find_labelled(parse_label(folder)):
+    """The state of a process without a state file: removing the folder does not end its process.
+
+    OSError if it cannot be found out whether the folder exists.
+    """
+    if is_missing(file_path(folder, "spec.json")) and is_label_alive(parse_label(folder)):
         return {"phase": "running", "detail": FOLDER_REMOVED}
-    return {"phase": "starting" if os.path.isdir(folder) else "absent"}
+    return {"phase": "absent" if is_missing(folder) else "starting"}
 
 
 def list_listening_ports() -> set[int]:
-    """The TCP ports that processes on this host listen on."""
+    """The TCP ports that processes on this host listen on. OSError if they cannot be read."""
     ports: set[int] = set()
     for path in ("/proc/net/tcp", "/proc/net/tcp6"):
         try:
             with open(path, encoding="utf-8") as table:
                 rows = [line.split() for line in table.readlines()[1:]]
-        except OSError:
+        except FileNotFoundError:  # a kernel without IPv6
             continue
         ports.update(int(row[1].rpartition(":")[2], 16) for row in rows if row[3] == "0A")
     return ports

@@ -7,7 +7,8 @@ on stdin that has a request for each process by its name, and reads a JSON objec
              ports) or adopts an existing one; its state. With `lease` and `grace` (seconds) in the spec, a process
              whose lease is not renewed is ended
     status   {"folder": FOLDER}: its state
-    cancel   {"folder": FOLDER, "grace": SECONDS}: SIGTERM, SIGKILL after the grace; its state and what is left of it
+    cancel   {"folder": FOLDER, "grace": SECONDS, "owner": OWNER}: SIGTERM, SIGKILL after the grace; its state and what
+             is left of it, or {"other_owner": NAME} if another living launcher owns the run: then nothing is done
 `watch` sends the states and logs of all of them until they have ended: see watch.py. Two verbs have arguments instead:
     enter FOLDER COMMAND...       becomes the command beside the process: see enter.py
     forward FOLDER LOCAL REMOTE   prints that this host's port REMOTE needs no forwarding
@@ -69,7 +70,7 @@ from torchyard.host.processes import (
     ProcessId,
     identify_process,
 )
-from torchyard.host.staging import OwnerFile
+from torchyard.host.staging import OtherOwnerError, OwnerFile
 from torchyard.host.state import (
     FOLDER_REMOVED,
     Json,
@@ -397,7 +398,9 @@ def _renew_leases(owner_files: Iterable[OwnerFile], owner: str) -> str:
 def _cancel(request: Json) -> Json:
     """Cancel a process; an error counts as a leftover."""
     try:
-        return cancel_process(request["folder"], request["grace"])
+        return cancel_process(request["folder"], request.get("owner", ""), grace_s=request["grace"])
+    except OtherOwnerError as error:
+        return {"other_owner": str(error)}
     except Exception as error:  # the others are cancelled all the same
         return {"left": ["%s: %s" % (request["folder"], error)]}
 

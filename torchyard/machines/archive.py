@@ -6,11 +6,13 @@ import shutil
 import stat
 import tarfile
 from pathlib import Path, PurePosixPath
-from typing import IO, Self
+from typing import IO, Any, Self
 
+from torchyard.common.json_text import parse_json
 from torchyard.common.private_files import make_private_folder
 
 END_MEMBER = "whole"  # the last member: without it a stream that breaks between two files would look complete
+_MAX_LIST_BYTES = 64 * 2**20  # of the last member's content, which lists the files
 _MAX_MEMBERS = 1_000_000
 _MAX_NAME_BYTES = 1024
 _MAX_HEADER_BYTES = 64 * 2**10  # of a name or of extended attributes, which are read into memory at once
@@ -37,31 +39,35 @@ class _BoundedMember(tarfile.TarInfo):
         return member
 
 
-def unpack_archive(files: Path, stdin: IO[bytes], stdout: IO[bytes]) -> bool:
-    """Unpack the tar that a command prints on `stdout` under `files`, completely or not at all; returns True.
+def unpack_archive(files: Path, stdin: IO[bytes], stdout: IO[bytes]) -> dict[str, Any]:
+    """Unpack the tar that a command prints on `stdout` under `files`, completely or not at all.
 
-    Nothing in the tar is written outside of `files`: members that lead outside are skipped. Files that exist are
-    replaced. Raises OSError if the tar is incomplete or too large for this machine; `files` is unchanged then.
+    Returns what the last member lists: the files on the host that are copied now, of which the host may remove those
+    that have not changed since. Nothing in the tar is written outside of `files`: members that lead outside are
+    skipped. Files that exist are replaced. Raises OSError if the tar is incomplete or too large for this machine;
+    `files` is unchanged then.
     """
     stdin.close()
     temp_folder = files.with_name(f"{files.name}.part")
     shutil.rmtree(temp_folder, ignore_errors=True)
     try:
         make_private_folder(temp_folder)
-        _extract_members(stdout, temp_folder)
+        copied = _extract_members(stdout, temp_folder)
         if any(temp_folder.iterdir()):
             _merge_folder(temp_folder, files)
     finally:
         shutil.rmtree(temp_folder, ignore_errors=True)
-    return True
+    return copied
 
 
-def _extract_members(stream: IO[bytes], folder: Path) -> None:
-    """Unpack into an empty folder. OSError if the tar is incomplete or too large; what leads outside is skipped.
+def _extract_members(stream: IO[bytes], folder: Path) -> dict[str, Any]:
+    """Unpack into an empty folder, and return what the last member lists; what leads outside is skipped.
 
-    Links are created last, so that no file can be written through one.
+    OSError if the tar is incomplete, too large, or has no valid list. Links are created last, so that no file can be
+    written through one.
     """
     last_name = ""
+    copied: dict[str, Any] = {}
     links: list[tuple[str, str]] = []
     try:
         with tarfile.open(fileobj=stream, mode="r|", tarinfo=_BoundedMember) as archive:
@@ -71,7 +77,9 @@ def _extract_members(stream: IO[bytes], folder: Path) -> None:
                 _check_limits(member, index, folder)
                 if member.issym():
                     links.append((member.name, member.linkname))
-                elif last_name != END_MEMBER:
+                elif last_name == END_MEMBER:
+                    copied = _read_list(archive, member)
+                else:
                     _extract_member(archive, member, folder)
     except tarfile.TarError as error:
         raise OSError(f"the archive is incomplete: {error}") from error
@@ -79,6 +87,21 @@ def _extract_members(stream: IO[bytes], folder: Path) -> None:
         raise OSError("the archive is incomplete")
     for name, target in links:
         _create_link(folder, name.lstrip("/"), target)
+    return copied
+
+
+def _read_list(archive: tarfile.TarFile, member: tarfile.TarInfo) -> dict[str, Any]:
+    """The files that the last member lists; none if it is empty. OSError if it is too large or malformed."""
+    if member.size > _MAX_LIST_BYTES:
+        raise OSError(f"the list of its files is larger than {_MAX_LIST_BYTES >> 20} MiB")
+    content = archive.extractfile(member)
+    try:
+        copied = parse_json(content.read() or b"{}") if content else {}
+    except ValueError as error:
+        raise OSError(f"the list of its files is malformed: {error}") from error
+    if not isinstance(copied, dict):
+        raise OSError("the list of its files is malformed")
+    return copied
 
 
 def _check_limits(member: tarfile.TarInfo, index: int, folder: Path) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from torchyard.machines import processes
-from torchyard.machines.staging import script_command
+from torchyard.machines.host_command import script_command
 from torchyard.model.errors import HostError, UnreachedError
 from torchyard.model.finding import Finding, passed_check, warning_check
 from torchyard.model.plan import Site

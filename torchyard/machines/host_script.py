@@ -1,16 +1,19 @@
 """Calls the script of a host: one command for all processes there."""
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from torchyard.machines import processes
+from torchyard.machines.host_command import script_command
+from torchyard.machines.ownership import check_response
 from torchyard.machines.processes import Command
 from torchyard.model.errors import HostError
 from torchyard.model.plan import HostScript, Process
 
 Verb = Literal["submit", "status", "cancel", "watch"]
-# The response of a host that does not have the run's folder: then there is no script to call.
-_ABSENT_GUARD = """[ -e "$0" ] || exec echo '{"site": false}'; exec "$@\""""
+# Without the script a host looks for its absence: `test` is false for every error, also of a share that is away.
+_ABSENT_GUARD = '[ -e "$0" ] && exec "$@"; exec '
 _ENTER_GUARD = (
     '[ -e "$0" ] || { echo "this host has no folder of the job: it has not started, or has ended" >&2; exit 1; }; '
     'exec "$@"'
@@ -21,7 +24,9 @@ def build_command(script: HostScript, verb: Verb, requests: Mapping[str, Any] | 
     """The command line of a verb; `requests` are written to its stdin."""
     argv = (*script.argv, verb)
     if script.site and verb != "submit":  # a submit follows the creation of the folder
-        argv = ("sh", "-c", _ABSENT_GUARD, script.argv[-1], *argv)
+        site = script.site
+        look = script_command(script.host, site.python, "staging.py", "look", site.folder, script.argv[-1])
+        argv = ("sh", "-c", _ABSENT_GUARD + shlex.join(look.argv), script.argv[-1], *argv)
     return Command(argv, requests)
 
 
@@ -56,7 +61,8 @@ def call_scripts(
     """Call a verb of all scripts at once; the response for each process by its name.
 
     The response of a host without the run's folder is an absent process with `site: False`, that of one that fails is
-    its HostError. Processes without a spec are not called for: another one stands for them.
+    its HostError. Processes without a spec are not called for: another one stands for them. RunInUseError if a host
+    refuses because another living launcher owns the run.
     """
     groups = group_by_script([process for process in job_processes if process.spec is not None])
     commands: list[tuple[str, Command]] = []
@@ -67,6 +73,7 @@ def call_scripts(
     for members, response in zip(groups.values(), processes.run_commands(commands, timeout_s=timeout_s), strict=True):
         for process in members:
             responses[process.name] = _read_response(process, response)
+            check_response(process.host, responses[process.name])
     return responses
 
 

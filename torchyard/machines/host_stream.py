@@ -5,15 +5,15 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import IO, Any
 
-from torchyard.common.identity import identify_holder
 from torchyard.common.json_text import parse_json
 from torchyard.host.log import ENDED_PHASES
+from torchyard.host.state import FOLDER_REMOVED
 from torchyard.machines import processes
 from torchyard.machines.host_script import build_command
 from torchyard.machines.log_copy import LogCopy
+from torchyard.machines.ownership import identify_owner, record_confirmation
 from torchyard.model.errors import RunInUseError
 from torchyard.model.plan import HostScript, Process
 
@@ -22,11 +22,6 @@ _MAX_PIECE_BYTES = 1 << 20  # of a log
 _MAX_COUNT = 1 << 53  # of a number in a state
 _EXIT_TIMEOUT_S = 1.0  # after the end of the output
 _MAX_UNHEARD_S = 6.0  # seconds without output, of three heartbeats: then the connection is cut, whatever ssh reports
-
-
-def node_holder_identity(path: str) -> str:
-    """This launcher as a run's owner: this machine and the run's locked folder, from a path in a node's folder."""
-    return identify_holder(str(Path(path).parents[2]))
 
 
 class HostStream:
@@ -75,7 +70,7 @@ class HostStream:
         self._heard_at: float | None = None  # monotonic seconds; None until this command has sent something
         self._started_at: dict[str, float] = {}  # monotonic seconds, by process: from the age that its host reports
         self._states = states
-        self._owner = node_holder_identity(members[0].log)
+        self._owner = identify_owner(members[0].log)
         self._renews_leases = renews_leases
         self._received = b""  # an unfinished line
         self._unsent = b""
@@ -190,19 +185,28 @@ class HostStream:
         if line.get("other_owner"):
             names = ", ".join(self._members)
             raise RunInUseError(f"{self.script.host}: {names}", str(line["other_owner"]))
-        if line.get("site") is False:  # the run's folder does not exist there
-            for absent_name in self._members:
-                self._apply_state(absent_name, {"phase": "absent", "site": False})
-            for copy in self.log_copies.values():
-                copy.is_complete = True
+        if line.get("site") is False:
+            self._handle_absence(is_running=line.get("is_running") is True)
             return True
         if isinstance(line.get("ages"), dict):
             self._record_ages(line["ages"])
+            record_confirmation(self.script.host, self._owner)
         name = line.get("process")
         if not isinstance(name, str) or name not in self._members:
             return False
         self._handle_process_line(name, line)
         return True
+
+    def _handle_absence(self, *, is_running: bool) -> None:
+        """Handle that the run's folder does not exist there. Its processes are absent only if none of them lives."""
+        if is_running:
+            for name in self._members:
+                self._apply_state(name, {"phase": "running", "detail": FOLDER_REMOVED, "site": False})
+            return
+        for name in self._members:
+            self._apply_state(name, {"phase": "absent", "site": False})
+        for copy in self.log_copies.values():
+            copy.is_complete = True
 
     def _handle_process_line(self, name: str, line: dict[str, Any]) -> None:
         """Handle a line about one process: its state, the start of a piece of its log, or the end of its log."""
@@ -248,7 +252,7 @@ class HostStream:
         elif exit_code == 0 and incomplete_copies:
             self.fail(incomplete_copies[0].reason or "the end of a log did not come")
         elif not self.is_complete:
-            self.fail(processes.decode_last_line(self.stderr.text) or f"exit code {exit_code}")
+            self.fail(processes.decode_last_line(self.stderr.tail) or f"exit code {exit_code}")
 
     def fail(self, reason: str) -> None:
         """Record that the command could not be started, or broke."""

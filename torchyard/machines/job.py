@@ -10,6 +10,7 @@ from torchyard.machines import store
 from torchyard.machines.checks import check_hosts
 from torchyard.machines.host_script import call_scripts, submit_processes
 from torchyard.machines.job_watch import ProcessWatch
+from torchyard.machines.ownership import identify_owner
 from torchyard.machines.staging import (
     end_unstaged,
     read_leftovers,
@@ -62,7 +63,7 @@ class MachinesJob:
         return ProcessWatch(self._plan.processes, self._plan.store)
 
     def stop(self) -> None:
-        responses = _stop_processes(self._plan.processes)
+        responses = _stop_processes(self._plan, self._plan.processes)
         for process in self._plan.processes:
             response = responses.get(process.name)
             if isinstance(response, dict) and response.get("phase") == "running":
@@ -70,7 +71,7 @@ class MachinesJob:
                 raise HostError(process.host, f"stop {process.name}", leftovers)
 
     def kill(self) -> None:
-        _stop_processes(self._plan.processes, grace_s=0.0)
+        _stop_processes(self._plan, self._plan.processes, grace_s=0.0)
 
     def stop_unwatched(self) -> dict[str, str]:
         """Nothing to do: a log outlives its process, and `remove` stops the one and copies the other."""
@@ -122,9 +123,9 @@ class _StoppedJob(NamedTuple):
 
 def _stop_job(plan: CommandPlan) -> _StoppedJob:
     """Stop everything, the store last. A host that cannot be queried counts as left over."""
-    responses = _stop_processes(plan.processes)
+    responses = _stop_processes(plan, plan.processes)
     if plan.store:
-        responses |= _stop_processes((plan.store,))
+        responses |= _stop_processes(plan, (plan.store,))
     leftovers = {
         process.name: read_leftovers(process.host, responses[process.name])
         for process in plan.all_processes
@@ -154,17 +155,21 @@ def _remove_job(plan: CommandPlan) -> list[str]:
     return remaining
 
 
-def _stop_processes(job_processes: tuple[Process, ...], *, grace_s: float | None = None) -> dict[str, Any]:
-    """Stop processes, all at once. Returns the response of each by name, or the HostError in its place.
+def _stop_processes(
+    plan: CommandPlan, job_processes: tuple[Process, ...], *, grace_s: float | None = None
+) -> dict[str, Any]:
+    """Stop processes of a plan, all at once. Returns the response of each by name, or the HostError in its place.
 
-    `grace_s`: in place of each process's own.
+    `grace_s`: in place of each process's own. RunInUseError if another living launcher owns the run.
     """
+    run = plan.label.partition("/")[0]
 
     def get_grace_s(process: Process) -> float:
         return process.grace if grace_s is None else grace_s
 
     def build_request(process: Process) -> dict[str, Any]:
-        return {"folder": process.folder, "grace": get_grace_s(process)}
+        owner = identify_owner(process.log)
+        return {"folder": process.folder, "grace": get_grace_s(process), "owner": owner, "run": run}
 
     longest_grace_s = max(map(get_grace_s, job_processes))
     return call_scripts("cancel", job_processes, build_request, timeout_s=longest_grace_s + _STOP_TIMEOUT_S)

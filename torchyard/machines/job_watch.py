@@ -213,7 +213,11 @@ class ProcessWatch:
         """Start a stream; one that cannot be started now, for want of descriptors or processes, is retried."""
         try:
             self._selector.register(stream.open(), selectors.EVENT_READ, stream)
-            self._selector.register(stream.stderr.stream, selectors.EVENT_READ, stream)
+            try:
+                self._selector.register(stream.stderr.stream, selectors.EVENT_READ, stream)
+            except OSError:
+                self._selector.unregister(stream.stdout)  # its descriptor is the next stream's, once it is closed
+                raise
         except (OSError, HostError) as error:
             stream.close()
             stream.fail(str(error))

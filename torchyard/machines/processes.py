@@ -7,12 +7,15 @@
     replace_process            this process becomes the command, with its terminal
 
 Every command ends or is killed: at its timeout, with its transfer, or by close_stream. Only a Watchdog outlives this
-process. No pipe is left unread while a command runs, as a full one would block it. Errors are HostError, with
-UnreachedError if ssh could not reach the host.
+process. No pipe is left unread while a command runs, as a full one would block it. A command has ended once it has
+exited: its pipes are then read once more, and not to their end, because a child of ssh (a ProxyCommand, the
+ControlPersist master of a jump host) may keep them open. Errors are HostError, with UnreachedError if ssh could not
+reach the host.
 """
 
 import contextlib
 import json
+import math
 import os
 import selectors
 import shlex
@@ -22,7 +25,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,6 +73,8 @@ COMMAND_TIMEOUT_S = 60.0
 _RETRY_TIMEOUT_S = 10.0  # seconds in which a failed connection is retried: every verb can be called again
 _MAX_TITLE_ARG_CHARS = 200
 _MAX_STDERR_BYTES = 4096  # of a command's stderr: the last of it
+_PIPE_BYTES = 1 << 20  # as much as a pipe can hold: one read empties it
+_EXIT_POLL_INTERVAL_S = 0.2  # between two looks whether a command has exited whose pipes are still open
 MAX_OUTPUT_BYTES = 16 * 2**20  # of a command's stdout: more is refused, because it is held in memory
 _TRANSFER_TIMEOUT_S = 3600.0  # seconds to stage in or out
 
@@ -116,8 +121,6 @@ def start_stream(host: str, command: Command) -> ChildProcess:
         process = _spawn_process(host, command, stdin=theirs, stdout=theirs)
         process.stdin = cast(IO[bytes], ours.makefile("wb", buffering=0))
         process.stdout = cast(IO[bytes], ours.makefile("rb", buffering=0))
-    assert process.stderr
-    os.set_blocking(process.stderr.fileno(), False)
     return process
 
 
@@ -130,8 +133,9 @@ def read_output(process: ChildProcess) -> bytes:
 
 
 class StderrTail:
-    """The last bytes of a stream's stderr. It must be read whenever it is readable: a command blocks at 64 KiB.
+    """The last bytes of a command's stderr. It must be read whenever it is readable: a command blocks at 64 KiB.
 
+    tail: the last `_MAX_STDERR_BYTES` that were read.
     is_open: False once every process that had it open has exited.
     """
 
@@ -139,15 +143,18 @@ class StderrTail:
         assert process.stderr
         self.stream = process.stderr
         self.is_open = True
-        self.text = b""
+        self.tail = b""
+        os.set_blocking(self.stream.fileno(), False)
 
-    def read(self) -> None:
-        """Read all that has arrived, without waiting for more."""
-        with contextlib.suppress(BlockingIOError):
-            while self.is_open:
-                data = os.read(self.stream.fileno(), 1 << 16)
-                self.is_open = bool(data)
-                self.text = (self.text + data)[-_MAX_STDERR_BYTES:]
+    def read(self) -> bytes:
+        """Read and return what has arrived, without waiting for more; empty if nothing has, or at its end."""
+        try:
+            data = os.read(self.stream.fileno(), _PIPE_BYTES)
+        except BlockingIOError:
+            return b""
+        self.is_open = bool(data)
+        self.tail = (self.tail + data)[-_MAX_STDERR_BYTES:]
+        return data
 
 
 def _spawn_process(host: str, command: Command, **streams: Any) -> ChildProcess:
@@ -203,25 +210,12 @@ def follow_command(host: str, command: Command, on_output: Callable[[int, bytes]
     `on_output` gets each piece of its stdout (1) and stderr (2). Raises HostError if it cannot be started.
     """
     process = _spawn_process(host, command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
-    assert process.stdout
-    assert process.stderr
     try:
-        with selectors.PollSelector() as selector:
-            selector.register(process.stdout, selectors.EVENT_READ, 1)
-            selector.register(process.stderr, selectors.EVENT_READ, 2)
-            while selector.get_map():
-                for key, _ in selector.select():
-                    data = os.read(key.fd, 1 << 16)
-                    if data:
-                        on_output(key.data, data)
-                    else:
-                        selector.unregister(key.fileobj)
+        for stream_number, data in _read_to_exit(process, StderrTail(process), timeout_s=math.inf):
+            on_output(stream_number, data)
         exit_code = process.wait()
     finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
-        process.stderr.close()
+        _end_command(process)
     return exit_code if exit_code >= 0 else 128 - exit_code
 
 
@@ -254,11 +248,7 @@ def _read_response(host: str, command: Command, process: ChildProcess, timeout_s
     except (TimeoutError, OverflowError) as error:
         raise HostError(host, _command_title(command), str(error)) from error
     finally:
-        process.kill()
-        process.wait()
-        for stream in (process.stdin, process.stdout, process.stderr):
-            if stream:
-                stream.close()
+        _end_command(process)
     try:
         return parse_json(stdout)
     except ValueError as error:
@@ -269,36 +259,59 @@ def _read_response(host: str, command: Command, process: ChildProcess, timeout_s
 
 
 def _collect_output(process: ChildProcess, timeout_s: float) -> tuple[bytes, bytes]:
-    """A command's stdout and the end of its stderr, once no process has them open any more.
+    """A command's stdout and the end of its stderr, once it has exited.
 
     Raises TimeoutError after `timeout_s` seconds, and OverflowError if the command prints too much.
     """
-    assert process.stdout
-    assert process.stderr
     stdout = bytearray()
-    stderr = b""
+    stderr = StderrTail(process)
     deadline = time.monotonic() + timeout_s
     if process.stdin:
         process.stdin.close()
-    with selectors.PollSelector() as selector:
-        for stream in (process.stdout, process.stderr):
-            selector.register(stream, selectors.EVENT_READ)
-        while selector.get_map():
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"no answer within {timeout_s:.0f} s")
-            for key, _ in selector.select(deadline - time.monotonic()):
-                data = os.read(key.fd, 1 << 16)
-                if not data:
-                    selector.unregister(key.fileobj)
-                elif key.fileobj is process.stderr:
-                    stderr = (stderr + data)[-_MAX_STDERR_BYTES:]
-                else:
-                    stdout += data
-            if len(stdout) > MAX_OUTPUT_BYTES:
-                raise OverflowError(f"its output is larger than {MAX_OUTPUT_BYTES >> 20} MiB")
+    for stream_number, data in _read_to_exit(process, stderr, timeout_s=timeout_s):
+        if stream_number == 1:
+            stdout += data
+        if len(stdout) > MAX_OUTPUT_BYTES:
+            raise OverflowError(f"its output is larger than {MAX_OUTPUT_BYTES >> 20} MiB")
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(max(0.1, deadline - time.monotonic()))
-    return bytes(stdout), stderr
+    return bytes(stdout), stderr.tail
+
+
+def _read_to_exit(process: ChildProcess, stderr: StderrTail, *, timeout_s: float) -> Iterator[tuple[int, bytes]]:
+    """Yield each piece of a command's stdout (1) and stderr (2), until it has exited or has closed both.
+
+    Raises TimeoutError after `timeout_s` seconds.
+    """
+    assert process.stdout
+    deadline = time.monotonic() + timeout_s
+    with selectors.PollSelector() as selector:
+        selector.register(process.stdout, selectors.EVENT_READ)
+        selector.register(stderr.stream, selectors.EVENT_READ)
+        while selector.get_map():
+            has_exited = process.poll() is not None  # before the read: then all that it has printed can be read
+            remaining_s = deadline - time.monotonic()
+            if remaining_s <= 0:
+                raise TimeoutError(f"no answer within {timeout_s:.0f} s")
+            wait_s = 0.0 if has_exited else min(_EXIT_POLL_INTERVAL_S, remaining_s)
+            for key, _ in selector.select(wait_s):
+                is_stderr = key.fileobj is stderr.stream
+                data = stderr.read() if is_stderr else os.read(key.fd, _PIPE_BYTES)
+                if data:
+                    yield (2 if is_stderr else 1), data
+                else:
+                    selector.unregister(key.fileobj)
+            if has_exited:
+                return
+
+
+def _end_command(process: ChildProcess) -> None:
+    """Kill a command that has not exited, and close its pipes."""
+    process.kill()
+    process.wait()
+    for stream in (process.stdin, process.stdout, process.stderr):
+        if stream:
+            stream.close()
 
 
 def _command_error(host: str, command: Command, exit_code: int, stderr: bytes) -> HostError:
@@ -344,12 +357,12 @@ def pipe_command(host: str, command: Command, transfer: Callable[[IO[bytes], IO[
     except (OSError, ValueError) as error:
         transfer_error = error
     finally:
-        kill_timer.cancel()
         for stream in (process.stdin, process.stdout):
             with contextlib.suppress(OSError):
                 stream.close()
-        stderr = stderr_reader.read_end()
         exit_code = process.wait()
+        kill_timer.cancel()
+        stderr = stderr_reader.read_end()
     if exit_code or transfer_error or result is None:
         reason = stderr or str(transfer_error or "").encode()
         raise _command_error(host, command, exit_code, reason) from transfer_error
@@ -357,29 +370,32 @@ def pipe_command(host: str, command: Command, transfer: Callable[[IO[bytes], IO[
 
 
 class _StderrReader(threading.Thread):
-    """Read a command's stderr until no process has it open, and keep the last of it.
+    """Read a command's stderr while this process waits for its transfer.
 
     Without this thread, a command with more than 64 KiB on stderr would block in the middle of a transfer. It starts
-    itself, ends with the stream and closes it; `read_end` waits for that and must be called once. It is a daemon: a
-    process that keeps the stream open does not keep this one from exiting.
+    itself; `read_end` ends it and must be called once, after the command has exited.
     """
 
     def __init__(self, process: ChildProcess) -> None:
         super().__init__(daemon=True)
-        assert process.stderr
-        self._stream = process.stderr
-        self._stderr = b""
+        self._stderr = StderrTail(process)
+        self._has_exited = threading.Event()
         self.start()
 
     def run(self) -> None:
-        with self._stream:
-            while data := os.read(self._stream.fileno(), 1 << 16):
-                self._stderr = (self._stderr + data)[-_MAX_STDERR_BYTES:]
+        with selectors.PollSelector() as selector:
+            selector.register(self._stderr.stream, selectors.EVENT_READ)
+            while self._stderr.is_open and not self._has_exited.is_set():
+                if selector.select(_EXIT_POLL_INTERVAL_S):
+                    self._stderr.read()
 
     def read_end(self) -> bytes:
-        """Wait until the command's stderr is closed; returns its last `_MAX_STDERR_BYTES`."""
+        """Read what the command has printed before its exit, and close the stream; returns the last of it."""
+        self._has_exited.set()
         self.join()
-        return self._stderr
+        self._stderr.read()
+        self._stderr.stream.close()
+        return self._stderr.tail
 
 
 def close_stream(process: ChildProcess, stderr: StderrTail, *, timeout_s: float) -> None:
@@ -392,9 +408,7 @@ def close_stream(process: ChildProcess, stderr: StderrTail, *, timeout_s: float)
     process.kill()
     process.wait()
     stderr.read()
-    for stream in (process.stdin, process.stdout, process.stderr):
-        if stream:
-            stream.close()
+    _end_command(process)
 
 
 class Watchdog:

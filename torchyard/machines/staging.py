@@ -1,14 +1,13 @@
 """Stages in the supervisor and the program on hosts behind ssh, and stages out what the job leaves there."""
 
-import base64
 import glob
 import io
 import json
 import os
 import tarfile
-import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -16,14 +15,14 @@ from typing import IO, Any, NamedTuple
 from torchyard.code.archive import read_archive
 from torchyard.machines import processes
 from torchyard.machines.archive import END_MEMBER, unpack_archive
-from torchyard.machines.host_stream import node_holder_identity
+from torchyard.machines.host_command import SCRIPTS_FOLDER, script_command
 from torchyard.machines.job_watch import ProcessWatch
+from torchyard.machines.ownership import check_response, identify_owner
 from torchyard.machines.processes import Command
 from torchyard.model.errors import HostError, RunInUseError
 from torchyard.model.plan import CommandPlan, Process, Site
-from torchyard.model.requirements import THIS_MACHINE
 
-SCRIPTS_FOLDER = Path(__file__).resolve().parents[1] / "host"  # the scripts that run on hosts
+CopiedFiles = dict[str, Any]  # size and mtime of each file on a host that is copied, by its name
 _MAX_RESPONSE_BYTES = 64 * 2**10
 _MAX_PROGRAM_BYTES = 200 * 2**20  # bytes of a program's folder
 _CODE_MEMBER = "code.tar.gz"
@@ -31,25 +30,6 @@ _SKIPPED_NAMES = frozenset({".git", "__pycache__", ".venv", "node_modules"})
 _REMOVAL_TIMEOUT_S = 120.0
 _END_GRACE_S = 10.0  # for processes without a folder, whose own grace is in its spec
 _LOG_IDLE_TIMEOUT_S = 60.0  # seconds without a byte of a log that is still being copied
-# One line, for every login shell. The script is compiled after the check: an old Python must get that far.
-_BOOTSTRAP_CODE = (
-    "import sys; sys.version_info < (3, 8) and sys.exit('is Python %d.%d, and 3.8 or newer is needed' "
-    "% sys.version_info[:2]); import base64, zlib; "
-    "exec(zlib.decompress(base64.b64decode(sys.argv.pop(1))))"
-)
-
-
-def script_command(host: str, python: str, name: str, *script_argv: str) -> Command:
-    """Runs a script of torchyard/host: its file on this machine, its text on hosts that have none of our files."""
-    if host in THIS_MACHINE:
-        return Command(argv=(python, str(SCRIPTS_FOLDER / name), *script_argv))
-    return Command(argv=_inline_script(python, name, *script_argv))
-
-
-def _inline_script(python: str, name: str, *script_argv: str) -> tuple[str, ...]:
-    """A command line that contains a script of torchyard/host and needs no file."""
-    packed = base64.b64encode(zlib.compress((SCRIPTS_FOLDER / name).read_bytes())).decode()
-    return (python, "-c", _BOOTSTRAP_CODE, packed, *script_argv)
 
 
 class SentFile(NamedTuple):
@@ -79,7 +59,7 @@ def stage_in(sites: Sequence[Site]) -> None:
 
 def _stage_in_site(site: Site, checkpoints: Sequence[SentFile]) -> None:
     digest = site.code.archive.digest if site.code else None
-    request = json.dumps({"owner": node_holder_identity(site.files), "port_try": site.port_try, "code": digest})
+    request = json.dumps({"owner": identify_owner(site.files), "port_try": site.port_try, "code": digest})
     command = script_command(site.host, site.python, "staging.py", "place", site.folder, request)
     processes.retry_ssh(partial(processes.pipe_command, site.host, command, partial(_send_archive, site, checkpoints)))
 
@@ -210,7 +190,8 @@ def _expand_patterns(previous_folders: Iterable[str]) -> Iterator[str]:
 def stage_out_and_remove(plan: CommandPlan, hosts: Collection[str]) -> list[str]:
     """Copy the rest of the logs and everything that the job left on `hosts`, and remove the run's folder there.
 
-    A folder of which something could not be copied is kept. Returns what is left, and why.
+    A folder of which something could not be copied is kept. Returns what is left, and why. RunInUseError if another
+    living launcher owns the run.
     """
     host_processes = [process for process in plan.all_processes if process.site and process.host in hosts]
     sites = [site for site in plan.sites if site.host in hosts]
@@ -223,8 +204,8 @@ def stage_out_and_remove(plan: CommandPlan, hosts: Collection[str]) -> list[str]
             for process in host_processes
             if process.name in losses
         }
-        missing_by_host |= staging_out.result()
-    return _remove_complete(sites, missing_by_host)
+        copied_by_host = staging_out.result()
+    return _remove_complete(sites, copied_by_host, missing_by_host)
 
 
 def remove_incomplete_folders(plan: CommandPlan, hosts: Collection[str]) -> list[str]:
@@ -233,65 +214,67 @@ def remove_incomplete_folders(plan: CommandPlan, hosts: Collection[str]) -> list
     Returns what is left, and why.
     """
     sites = [site for site in plan.sites if site.host in hosts]
-    return _remove_complete(sites, _stage_out(sites))
+    return _remove_complete(sites, _stage_out(sites), {})
 
 
-def _remove_complete(sites: Sequence[Site], missing_by_host: Mapping[str, str]) -> list[str]:
-    """Remove the folders of the hosts from which everything was copied.
+def _remove_complete(
+    sites: Sequence[Site], copied_by_host: Mapping[str, CopiedFiles | HostError], missing_by_host: Mapping[str, str]
+) -> list[str]:
+    """Remove the folders of the hosts from which everything was copied. Returns what is left, and why.
 
-    `missing_by_host` describes what was not. Returns what is left, and why.
+    `copied_by_host`: what was copied, or why that failed; a host removes nothing else. `missing_by_host` describes the
+    logs that were not copied to their end.
     """
     leftovers: list[str] = []
     complete_sites: list[Site] = []
+    commands: list[tuple[str, Command]] = []
     for site in sites:
-        if site.host in missing_by_host:
-            leftovers.append(f"{site.host}: folder {site.folder}: {missing_by_host[site.host]}")
-        else:
-            complete_sites.append(site)
-    return leftovers + _remove_site_folders(complete_sites)
+        copied = copied_by_host[site.host]
+        reason = missing_by_host.get(site.host)
+        if isinstance(copied, HostError):
+            reason = str(copied)
+        if reason:
+            leftovers.append(f"{site.host}: folder {site.folder}: {reason}")
+            continue
+        complete_sites.append(site)
+        command = script_command(site.host, site.python, "staging.py", "clear", site.folder, identify_owner(site.files))
+        commands.append((site.host, replace(command, input=copied)))
+    responses = processes.run_commands(commands, timeout_s=_REMOVAL_TIMEOUT_S)
+    for site, response in zip(complete_sites, responses, strict=True):
+        leftovers += read_leftovers(site.host, response)
+    return leftovers
 
 
-def _stage_out(sites: Sequence[Site]) -> dict[str, str]:
-    """Stage out what the job left on each host; returns why that failed, by host."""
+def _stage_out(sites: Sequence[Site]) -> dict[str, CopiedFiles | HostError]:
+    """Stage out what the job left on each host; returns what was copied, or why that failed, by host."""
     with ThreadPoolExecutor(max(len(sites), 1)) as pool:
-        errors = list(pool.map(_stage_out_site, sites))
-    return {site.host: str(error) for site, error in zip(sites, errors, strict=True) if error is not None}
+        results = list(pool.map(_stage_out_site, sites))
+    return {site.host: result for site, result in zip(sites, results, strict=True)}
 
 
-def _stage_out_site(site: Site) -> HostError | None:
-    """Stage out what the job left on one host; returns why that failed, None if it did not."""
+def _stage_out_site(site: Site) -> CopiedFiles | HostError:
+    """Stage out what the job left on one host; returns what was copied, or why that failed."""
     command = script_command(site.host, site.python, "staging.py", "bring", site.folder)
     unpack = partial(unpack_archive, Path(site.files))
     try:
-        processes.retry_ssh(partial(processes.pipe_command, site.host, command, unpack))
+        return processes.retry_ssh(partial(processes.pipe_command, site.host, command, unpack))
     except HostError as error:
         return error
-    return None
-
-
-def _remove_site_folders(sites: Sequence[Site]) -> list[str]:
-    """Remove the run's folder from each host; returns what is left, as `host: folder x`."""
-    commands = [
-        (site.host, script_command(site.host, site.python, "staging.py", "clear", site.folder)) for site in sites
-    ]
-    leftovers: list[str] = []
-    responses = processes.run_commands(commands, timeout_s=_REMOVAL_TIMEOUT_S)
-    for site, response in zip(sites, responses, strict=True):
-        leftovers += read_leftovers(site.host, response)
-    return leftovers
 
 
 def end_unstaged(plan: CommandPlan, unstaged: Sequence[Process]) -> dict[str, list[str]]:
     """End the processes on hosts that have no folder of the attempt (any more). Returns what is left, by process.
 
-    A host is queried once for all of its processes, and what is left there counts for the last of them.
+    A host is queried once for all of its processes, and what is left there counts for the last of them. RunInUseError
+    if another living launcher owns the run.
     """
     process_by_host = {process.host: process for process in unstaged if process.site}
     commands: list[tuple[str, Command]] = []
     for host, process in process_by_host.items():
         assert process.site
-        script_argv = ("end", plan.label, f"{_END_GRACE_S:g}")
-        commands.append((host, script_command(host, process.site.python, "processes.py", *script_argv)))
+        site = process.site
+        script_argv = ("end", site.folder, identify_owner(site.files), plan.label, f"{_END_GRACE_S:g}")
+        commands.append((host, script_command(host, site.python, "staging.py", *script_argv)))
     responses = processes.run_commands(commands, timeout_s=_REMOVAL_TIMEOUT_S)
     leftovers: dict[str, list[str]] = {}
     for (host, process), response in zip(process_by_host.items(), responses, strict=True):
@@ -303,8 +286,10 @@ def read_leftovers(host: str, response: Any) -> list[str]:
     """What a host reports as left over, as `host: process 123`.
 
     A host that cannot be queried (`response` is its HostError), or does not report its leftovers, counts as left over,
-    and so does a process whose supervisor still reports that it runs, whatever its leftovers are.
+    and so does a process whose supervisor still reports that it runs, whatever its leftovers are. RunInUseError if the
+    host refuses because another living launcher owns the run.
     """
+    check_response(host, response)
     if isinstance(response, HostError):
         return [str(response)]
     leftovers = response.get("left") if isinstance(response, dict) else None

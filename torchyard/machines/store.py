@@ -8,8 +8,9 @@ from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixe
 from torchyard.common.log_lines import read_new_lines
 from torchyard.host.rendezvous import query_store
 from torchyard.machines import processes
+from torchyard.machines.host_command import script_command
 from torchyard.machines.host_script import call_scripts, submit_processes
-from torchyard.machines.staging import script_command, stage_in
+from torchyard.machines.staging import stage_in
 from torchyard.model.errors import HostError, RendezvousError
 from torchyard.model.plan import CommandPlan, Process, Site
 

@@ -18,7 +18,9 @@ from tests.processes.supervised import (
     build_spec,
     call_supervisor,
     read_log_texts,
+    send_line,
     start_script,
+    start_watch,
 )
 from tests.support.waiting import wait_until
 from torchyard.host.processes import find_labelled, identify_process
@@ -67,6 +69,28 @@ def test_cancel_with_a_shorter_grace_kills_at_once(folder: Path) -> None:
         wait_until((folder / "stop").exists)
         assert call_supervisor("cancel", folder, grace=0)["exit"] == -9
         assert first.result()["exit"] == -9
+
+
+def send_heartbeat(watch: "subprocess.Popen[bytes]", folder: Path) -> str:
+    """Send a heartbeat through a watch; return the owner that was recorded before."""
+    send_line(watch, {"owner": "here:/runs/a"})
+    return (folder.parent / "owner").read_text()
+
+
+def test_job_of_another_living_launcher_gets_no_signal(tmp_path: Path) -> None:
+    """While the owner of a run sends heartbeats, a launcher that is not its owner cannot cancel its process."""
+    folder = tmp_path / "sample" / "attempt-1" / "node-0"
+    state = start_script(folder, "sleep 60")
+    with start_watch(folder) as watch, ThreadPoolExecutor() as pool:
+        wait_until(lambda: "here:/runs/a" in send_heartbeat(watch, folder))
+        refused = pool.submit(call_supervisor, "cancel", folder, grace=0, owner="there:/runs/a")
+        while not refused.done():
+            send_heartbeat(watch, folder)
+            time.sleep(0.2)
+        assert refused.result() == {"other_owner": "here:/runs/a"}
+        assert identify_process(state["agent"]).is_alive
+        watch.kill()
+    assert call_supervisor("cancel", folder, grace=0, owner="here:/runs/a")["left"] == []
 
 
 def test_cancel_of_nothing_is_a_success(folder: Path) -> None:

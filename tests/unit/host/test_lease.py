@@ -120,6 +120,24 @@ def test_clock_change_does_not_end_a_lease(tmp_path: Path, monkeypatch: pytest.M
     assert process_lease.expired_at == 23.0
 
 
+def test_file_that_cannot_be_read_renews_no_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A heartbeat file that is away for a moment counts as unchanged, then and when it is back."""
+    clock = Clock()
+    monkeypatch.setattr(time, "monotonic", lambda: clock.now_s)
+    monkeypatch.setattr(lease, "ask_to_end", lambda *_: 0.0)
+    folder = tmp_path / "node-0"
+    folder.mkdir()
+    (tmp_path / "owner").touch()
+    process_lease = lease.ProcessLease(str(folder), {"lease": 10.0})
+    log = ProcessLog(str(folder), "node-0")
+    for clock.now_s, old_name, new_name in ((6.0, "owner", "away"), (8.0, "away", "owner")):
+        (tmp_path / old_name).rename(tmp_path / new_name)
+        process_lease.enforce(0, log)
+    clock.now_s = 11.0
+    process_lease.enforce(0, log)
+    assert process_lease.expired_at == 11.0
+
+
 def test_lease_is_renewed_on_a_full_disk(folder: Path, start_watched: Callable[[float], WatchingLauncher]) -> None:
     """A lease can be renewed on a full disk: the mtime of its file is the heartbeat."""
     (folder.parent / "owner").symlink_to("/dev/full")

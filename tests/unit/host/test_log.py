@@ -1,13 +1,16 @@
 """The log of a supervised process: every line, also after a full disk or a killed supervisor."""
 
+import errno
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.processes.supervised import call_supervisor, read_log_texts, start_script, wait_for_exit, watch_to_the_end
 from tests.support.waiting import wait_until
+from torchyard.host.log import ProcessLog, recover_output
 from torchyard.host.state import view_state
 
 
@@ -53,6 +56,22 @@ def test_unprinted_lines_of_a_killed_torchrun_are_recovered(folder: Path) -> Non
     wait_for_exit(folder)
     assert read_log_texts(folder) == ["[default1]:seen", "[default1]:owed"]
     assert not (folder / "ranks").exists()
+
+
+def test_copy_that_cannot_be_read_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchrun's own copy of the output is removed only once all of it was read."""
+    write_rank_log(tmp_path, "lost")
+    list_folder = os.scandir
+
+    def fail(path: str) -> Any:
+        if path.endswith("/1"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+        return list_folder(path)
+
+    monkeypatch.setattr(os, "scandir", fail)
+    with pytest.raises(OSError, match="Input/output error"):
+        recover_output(str(tmp_path), ProcessLog(str(tmp_path), "node-0"))
+    assert (tmp_path / "ranks" / "id" / "attempt_0" / "1" / "stdout.log").exists()
 
 
 def test_line_inside_a_message_of_torchrun_is_not_repeated(folder: Path) -> None:

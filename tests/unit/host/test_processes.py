@@ -1,18 +1,21 @@
 """The processes of a job, found and ended by their label, after their folder was removed."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.processes.removed_folders import LABEL, RUN, Start, is_running
-from tests.processes.supervised import call_supervisor, send_line, start_watch
+from tests.processes.supervised import call_supervisor, send_line, start_script, start_watch
 from tests.support.waiting import wait_until
-from torchyard.host.processes import find_labelled
+from torchyard.host.processes import end_processes, find_labelled, identify_process
+from torchyard.machines.host_command import script_command
 from torchyard.machines.processes import run_command
-from torchyard.machines.staging import script_command
 
 
 def test_process_keeps_running_without_its_folder(start: Start, node: Path) -> None:
@@ -82,7 +85,8 @@ def test_failing_supervisor_ends_its_process(start: Start) -> None:
 def test_script_ends_processes_on_a_host_without_our_files(start: Start) -> None:
     """On a host without our files, the script that ssh sends ends all processes of an attempt."""
     start()
-    command = script_command("far", sys.executable, "processes.py", "end", f"{RUN}/1/", "5")  # what goes over ssh
+    script_argv = ("end", f".torchyard/{RUN}-1", "here:/runs/a", f"{RUN}/1/", "5")
+    command = script_command("far", sys.executable, "staging.py", *script_argv)  # what goes over ssh
     result = run_command("localhost", command)
     assert (result, find_labelled(LABEL)) == ({"left": []}, [])
 
@@ -98,3 +102,25 @@ def test_process_that_starts_a_program_is_found(tmp_path: Path) -> None:
         finally:
             process.kill()
     assert looks == [[process.pid]] * 300
+
+
+def test_missing_descriptors_do_not_hide_a_process() -> None:
+    """Without a free descriptor no process can be looked at: that is an error, and no proof that none lives."""
+    soft_limit, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard_limit))  # stdin, stdout and stderr are open
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            find_labelled(LABEL)
+        with pytest.raises(OSError, match="Too many open files"):
+            identify_process(os.getpid())
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft_limit, hard_limit))
+
+
+def test_path_that_stands_for_no_label_has_no_supervisors(tmp_path: Path) -> None:
+    """Ending the processes of a path that is not a run's touches no other process."""
+    state = start_script(tmp_path / "kept", "sleep 60")
+    try:
+        assert (end_processes("", grace_s=0), is_running(state["agent"])) == ([], True)
+    finally:
+        assert call_supervisor("cancel", tmp_path / "kept", grace=0)["left"] == []

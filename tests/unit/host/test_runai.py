@@ -26,14 +26,16 @@ def test_second_submit_adopts(runai_planned: Planned) -> None:
 
 
 def test_foreign_job_is_refused(runai_planned: Planned, tmp_path: Path) -> None:
-    """A job with the same name but another run's label is not adopted."""
+    """A job with the same name but another run's label is neither adopted nor deleted."""
     plan = runai_planned("sleep 60")
     argv_file = tmp_path / "cloud" / plan.job / "given"
     start_agents(plan)
     argv_file.write_text(argv_file.read_text().replace(f"{CLI_RUN_LABEL}=sample-a1b2c3d4", f"{CLI_RUN_LABEL}=another"))
     with pytest.raises(HostError, match="in project mlo belongs to another run"):
         start_agents(plan)
-    MachinesJob(plan).remove()
+    assert (MachinesJob(plan).remove(), argv_file.exists()) == ([], True)
+    argv_file.write_text(argv_file.read_text().replace(f"{CLI_RUN_LABEL}=another", f"{CLI_RUN_LABEL}=sample-a1b2c3d4"))
+    assert (MachinesJob(plan).remove(), argv_file.exists()) == ([], False)
 
 
 def test_refused_submit_quotes_the_cli(runai_planned: Planned, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The run's folder on a host behind ssh: created, read and removed by the script that is sent there."""
 
+import errno
 import gzip
 import hashlib
 import io
@@ -16,12 +17,14 @@ from typing import Any
 import pytest
 
 from tests.inputs.archives import build_member, build_tar
+from torchyard.common.json_text import parse_json
 from torchyard.host import staging
-from torchyard.host.staging import OwnerFile
-from torchyard.machines.staging import SCRIPTS_FOLDER
+from torchyard.host.staging import OtherOwnerError, OwnerFile, Ownership
+from torchyard.machines.host_command import SCRIPTS_FOLDER
 
 SCRIPT_PATH = str(SCRIPTS_FOLDER / "staging.py")
-OWNER = '{"owner": "here:/runs/a", "port_try": 2, "code": null}'
+NAME = "here:/runs/a"
+OWNER = json.dumps({"owner": NAME, "port_try": 2, "code": None})
 
 
 def run_script(verb: str, folder: Path, *args: str, stream: bytes = b"") -> "subprocess.CompletedProcess[bytes]":
@@ -152,6 +155,109 @@ def test_removal_includes_partial_folders(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+# --- a failed read does not prove absence
+
+
+def place_checkpoint(tmp_path: Path) -> Path:
+    """A run's folder with a checkpoint; returns it."""
+    folder = tmp_path / "sample-1"
+    run_script("place", folder, OWNER, stream=build_tar(build_member("work/same.py")).read())
+    (folder / "checkpoints" / "step-100").mkdir()
+    (folder / "checkpoints" / "step-100" / "model.pt").write_text("step 100")
+    return folder
+
+
+def fail_listing(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Let each listing of a folder with this name fail, as a share does that is away for a moment."""
+    for function_name in ("scandir", "listdir"):
+        list_folder = getattr(os, function_name)
+
+        def fail(path: str, list_folder: Any = list_folder) -> Any:
+            if os.path.basename(path) == name:
+                raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), path)
+            return list_folder(path)
+
+        monkeypatch.setattr(os, function_name, fail)
+
+
+@pytest.mark.parametrize("name", ["step-100", "checkpoints", "work"])
+def test_folder_that_cannot_be_listed_is_neither_copied_nor_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """If a folder cannot be listed, the tar has no end, and nothing is removed."""
+    folder = place_checkpoint(tmp_path)
+    stdout = io.TextIOWrapper(io.BytesIO())
+    monkeypatch.setattr(sys, "stdout", stdout)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("{}"))
+    fail_listing(monkeypatch, name)
+    with pytest.raises(OSError, match="Stale file handle"):
+        staging._stage_out_folder(str(folder))
+    assert b"whole" not in stdout.buffer.getvalue()
+    with pytest.raises(OSError, match="Stale file handle"):
+        staging.VERBS["clear"](str(folder), NAME)
+    assert (folder / "checkpoints" / "step-100" / "model.pt").exists()
+
+
+def read_copied(folder: Path) -> bytes:
+    """The list of the files that are copied, as `bring` prints it."""
+    with tarfile.open(fileobj=io.BytesIO(run_script("bring", folder).stdout)) as archive:
+        content = archive.extractfile("whole")
+        assert content
+        return content.read()
+
+
+def test_folder_is_removed_with_the_files_that_are_copied(tmp_path: Path) -> None:
+    """A folder is removed once each of its files is copied as it is now, or was staged in."""
+    folder = place_checkpoint(tmp_path)
+    os.mkfifo(folder / "work" / "pipe")
+    copied = read_copied(folder)
+    (folder / "checkpoints" / "step-100" / "model.pt").write_text("step 1000")
+    refused = json.loads(run_script("clear", folder, NAME, stream=copied).stdout)
+    leftover = f"folder {folder}: 1 files are not copied, such as checkpoints/step-100/model.pt"
+    assert (refused, folder.exists()) == ({"left": [leftover]}, True)
+    copied = read_copied(folder)
+    assert json.loads(run_script("clear", folder, NAME, stream=copied).stdout) == {"left": []}
+    assert not folder.exists()
+
+
+def test_file_with_any_name_is_copied(tmp_path: Path) -> None:
+    """A name that is not valid text is listed as it is, so that its file can be removed."""
+    folder = place_checkpoint(tmp_path)
+    Path(os.fsdecode(os.fsencode(folder) + b"/work/\xff")).touch()
+    copied = json.dumps(parse_json(read_copied(folder))).encode()
+    assert json.loads(run_script("clear", folder, NAME, stream=copied).stdout) == {"left": []}
+
+
+def test_attempts_that_cannot_be_listed_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder that cannot be listed may have attempts; one that does not exist has none."""
+    assert staging.VERBS["attempts"](str(tmp_path / "none" / "sample-1")) == {"attempts": []}
+    fail_listing(monkeypatch, tmp_path.name)
+    with pytest.raises(OSError, match="Stale file handle"):
+        staging.VERBS["attempts"](str(tmp_path / "sample-1"))
+
+
+def test_owner_that_cannot_be_read_may_be_alive(tmp_path: Path) -> None:
+    """While the owner of another attempt cannot be read, no folder is created."""
+    (tmp_path / "sample-1" / "owner").mkdir(parents=True)
+    completed = run_script("place", tmp_path / "sample-2", OWNER)
+    assert completed.stderr.startswith(b"Is a directory: ")
+    assert not (tmp_path / "sample-2").exists()
+
+
+def test_folder_that_is_back_at_the_second_look_is_not_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script is absent only if it is missing at two looks seconds apart."""
+    script = tmp_path / "sample-1" / "supervisor.py"
+    monkeypatch.setattr(staging, "time", SimpleNamespace(sleep=lambda _: None))
+    assert staging.VERBS["look"](str(script.parent), str(script)) == {"site": False, "is_running": False}
+    script.parent.mkdir()
+    monkeypatch.setattr(staging, "time", SimpleNamespace(sleep=lambda _: script.touch()))
+    with pytest.raises(OSError, match="could not be read for a moment"):
+        staging.VERBS["look"](str(script.parent), str(script))
+
+
+# --- the owner
+
+
 class Clock:
     """A monotonic clock that the test sets."""
 
@@ -201,3 +307,38 @@ def test_staging_waits_for_a_heartbeat_that_looks_old(tmp_path: Path, monkeypatc
     clock = SimpleNamespace(sleep=send_heartbeat, monotonic=time.monotonic, time=time.time)
     monkeypatch.setattr(staging, "time", clock)
     assert staging._find_other_owner(str(tmp_path / "sample-1"), "there:/a") == "here:/a"
+
+
+def test_ownership_is_lost_to_another_launcher(tmp_path: Path) -> None:
+    """Once another launcher has taken the run over, the next check before a signal or a removal fails."""
+    folder = tmp_path / "sample-1"
+    folder.mkdir()
+    ownership = Ownership(str(folder), NAME)
+    ownership.acquire()
+    ownership.check()
+    (tmp_path / "sample-2").mkdir()
+    OwnerFile(str(tmp_path / "sample-2" / "owner")).record_heartbeat("there:/a")
+    with pytest.raises(OtherOwnerError, match="there:/a"):
+        ownership.check()
+
+
+@pytest.mark.parametrize("args", [("clear", "there:/a"), ("end", "there:/a", "sample/1/", "5"), ("owner", "there:/a")])
+def test_living_owner_keeps_its_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, args: tuple[str, ...]) -> None:
+    """Another launcher can neither remove a folder nor end processes while the owner sends heartbeats."""
+    path = tmp_path / "sample-1" / "owner"
+    path.parent.mkdir()
+    OwnerFile(str(path)).record_heartbeat(NAME)
+
+    def send_heartbeat(_: float) -> None:
+        os.utime(path, (time.time() + 1,) * 2)
+
+    clock = SimpleNamespace(sleep=send_heartbeat, monotonic=time.monotonic, time=time.time)
+    monkeypatch.setattr(staging, "time", clock)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("{}"))
+    verb, *verb_args = args
+    if verb == "owner":
+        assert staging.VERBS[verb](str(path.parent), *verb_args) == {"other_owner": NAME}
+        return
+    with pytest.raises(OtherOwnerError, match=NAME):
+        staging.VERBS[verb](str(path.parent), *verb_args)
+    assert path.exists()

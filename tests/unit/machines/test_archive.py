@@ -181,3 +181,27 @@ def test_incomplete_tar_changes_nothing(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="incomplete"):
         unpack_archive(tmp_path / "files", io.BytesIO(), build_tar(build_member("second"), with_regular_file=False))
     assert [path.name for path in tmp_path.rglob("*")] == ["files", "first"]
+
+
+def build_list(content: bytes) -> io.BytesIO:
+    """A tar of one file, whose last member has this content."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w|") as archive:
+        archive.addfile(build_member("5.pt"))
+        member = build_member("whole")
+        member.size = len(content)
+        archive.addfile(member, io.BytesIO(content))
+    return io.BytesIO(buffer.getvalue())
+
+
+def test_list_of_the_copied_files_is_returned(tmp_path: Path) -> None:
+    """The last member lists the files of the host that are copied."""
+    assert unpack_archive(tmp_path / "files", io.BytesIO(), build_list(b'{"5.pt": [0, 7]}')) == {"5.pt": [0, 7]}
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]", b"\xff"])
+def test_malformed_list_is_an_incomplete_tar(tmp_path: Path, content: bytes) -> None:
+    """Without a valid list nothing counts as copied."""
+    with pytest.raises(OSError, match="the list of its files is malformed"):
+        unpack_archive(tmp_path / "files", io.BytesIO(), build_list(content))
+    assert not (tmp_path / "files").exists()

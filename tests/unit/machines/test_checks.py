@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from torchyard.machines import staging
+from torchyard.machines import host_command
 from torchyard.machines.checks import check_clock, check_hosts
 from torchyard.model.finding import warning_check
 from torchyard.model.requirements import Advice, Clock, FreePort, Package, Processors, ProgramFile, ScriptCheck
@@ -62,7 +62,7 @@ print(json.dumps({"now": 0.0, "findings": findings}))
 def test_script_of_a_launcher_makes_its_own_checks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str) -> None:
     """A script is called once for all of its requirements on a host, also if only its text is sent there by ssh."""
     (tmp_path / "partitions.py").write_text(_SCRIPT)
-    monkeypatch.setattr(staging, "SCRIPTS_FOLDER", tmp_path)
+    monkeypatch.setattr(host_command, "SCRIPTS_FOLDER", tmp_path)
     calls = tmp_path / "calls"
     command = f'echo call >> {calls}; for command; do :; done; exec sh -c "$command"'
     os.environ["TORCHYARD_SSH"] = write_script(tmp_path / "ssh", command)

@@ -65,3 +65,15 @@ def test_host_without_the_folder_has_no_process(tmp_path: Path) -> None:
     processes = [process.model_copy(update={"script": script}) for process in make_processes(tmp_path, "")]
     assert call(processes)["b"] == {"phase": "absent", "left": [], "site": False}
     assert build_command(script, "submit").argv == (sys.executable, f"{tmp_path}/none/supervisor.py", "submit")
+
+
+def test_folder_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
+    """Every error but ENOENT leaves unknown whether the run's folder exists: its processes are not absent."""
+    (tmp_path / "share").touch()  # each path below it fails with ENOTDIR
+    folder = f"{tmp_path}/share/a-1"
+    site = Site(host="localhost", folder=folder, python=sys.executable, work=None, files=str(tmp_path))
+    script = HostScript(host="localhost", argv=(sys.executable, f"{folder}/supervisor.py"), site=site)
+    processes = [process.model_copy(update={"script": script}) for process in make_processes(tmp_path, "")]
+    response = call(processes)["b"]
+    assert isinstance(response, HostError)
+    assert response.message.startswith("Not a directory: ")

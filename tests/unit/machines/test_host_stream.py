@@ -13,6 +13,7 @@ from tests.doubles.scripted_hosts import MakeProcess
 from tests.processes.lone_processes import build_lone_plan
 from tests.processes.python_commands import LARGE_STDERR
 from torchyard.common.identity import identify_holder
+from torchyard.host.state import FOLDER_REMOVED
 from torchyard.machines.host_stream import MAX_LINE_BYTES
 from torchyard.machines.job_watch import ProcessWatch
 from torchyard.model.errors import RunInUseError
@@ -124,6 +125,15 @@ def test_place_takes_two_descriptors(make_process: MakeProcess) -> None:
     assert len(os.listdir("/proc/self/fd")) == descriptor_count
 
 
+def test_removed_folder_does_not_end_a_living_process(make_process: MakeProcess) -> None:
+    """While a process of the attempt lives, a host without the run's folder has a running job, and is asked again."""
+    process = make_process("send(site=False, is_running=True)\n")
+    with watch_until(process, lambda watch: bool(watch.states["a"])) as watch:
+        assert (watch.states["a"]["phase"], watch.states["a"]["detail"]) == ("running", FOLDER_REMOVED)
+        assert watch.lost_logs()
+        assert watch.is_disconnected()
+
+
 # --- the owner of the run
 
 
@@ -134,6 +144,7 @@ def job(write: Write) -> Iterator[CommandPlan]:
     plan = build_lone_plan(profile, runs_folder() / FOLDER)
     submit(plan, Deadlines())
     yield plan
+    write_heartbeat(plan, identify_holder(str(runs_folder() / FOLDER)))  # only its owner may end it
     teardown(plan)
 
 

@@ -13,7 +13,7 @@ from tests.processes.lone_processes import build_lone_plan
 from tests.support.waiting import wait_until
 from torchyard.host.processes import find_labelled
 from torchyard.machines.job import MachinesJob
-from torchyard.model.errors import HostError
+from torchyard.model.errors import HostError, RunInUseError
 from torchyard.model.plan import CommandPlan, HostScript
 from torchyard.model.profile import Deadlines
 
@@ -85,3 +85,14 @@ def test_process_that_still_runs_is_left_over(plan: CommandPlan) -> None:
     assert set(MachinesJob(stubborn).remove()) == {message}
     with pytest.raises(HostError, match="^localhost: stop node-0: " + message):
         MachinesJob(stubborn).stop()
+
+
+def test_job_of_another_owner_is_not_ended(plan: CommandPlan) -> None:
+    """If a host names another living owner of the run, no way to end its processes goes on."""
+    response = {process.name: {"other_owner": "there:/b"} for process in plan.processes}
+    script = HostScript(host="localhost", argv=(sys.executable, "-I", "-S", "-c", f"print({json.dumps(response)!r})"))
+    processes = tuple(process.model_copy(update={"script": script}) for process in plan.processes)
+    job = MachinesJob(plan.model_copy(update={"processes": processes}))
+    for end in (job.stop, job.kill, job.remove, lambda: job.list_live_processes(is_lease_over=True)):
+        with pytest.raises(RunInUseError, match="localhost is owned by there:/b"):
+            end()

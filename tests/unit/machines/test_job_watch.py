@@ -1,10 +1,13 @@
 """ProcessWatch: the states of processes, and logs that are copied here while they grow on other hosts."""
 
+import errno
 import os
+import selectors
 import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -270,3 +273,26 @@ def test_talkative_command_does_not_block(make_process: MakeProcess) -> None:
     code = "sys.stderr.write('debug1: a message of ssh\\n' * 400_000)\n" + RUNS + STAYS
     with ProcessWatch([make_process(code)]) as watch:
         poll_until(watch, lambda: bool(watch.states["a"]))
+
+
+class FullSelector(selectors.DefaultSelector):
+    """A selector that takes one descriptor of the first stream, and then has no room for the other."""
+
+    count = 0
+
+    def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
+        FullSelector.count += 1
+        if FullSelector.count == 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return super().register(fileobj, events, data)
+
+
+def test_stream_that_cannot_be_registered_is_opened_again(
+    make_process: MakeProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stream of which only one descriptor could be registered is retried, although the new one has its number."""
+    monkeypatch.setattr(FullSelector, "count", 0)
+    monkeypatch.setattr(selectors, "DefaultSelector", FullSelector)
+    monkeypatch.setattr(job_watch, "_RESTART_DELAY_S", 0.0)
+    assert copy_log(make_process(COPIED)) == ("one\ntwo\nthree\n", {})
+    assert FullSelector.count == 4

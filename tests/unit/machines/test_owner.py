@@ -1,6 +1,7 @@
 """The owner of a run on machines: only its hosts record one."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from tests.conftest import RUN_ID, Write, load
 from torchyard.backends import owner_of
 from torchyard.launchers.registry import make_plan
 from torchyard.machines.owner import MachinesOwner
-from torchyard.model.errors import DetachedError
+from torchyard.model.errors import DetachedError, RunInUseError
 from torchyard.model.plan import CommandPlan, Plan
 from torchyard.model.run import Run
 
@@ -54,3 +55,36 @@ def test_host_that_does_not_answer_may_have_the_last_attempt(plans: list[Command
     )
     with pytest.raises(DetachedError, match=r"started before \(gpu2: reach it by ssh: Permission denied"):
         MachinesOwner(plans[0]).take_over(lambda number, port_try=0: plans[number - 1], [])
+
+
+@pytest.mark.parametrize("check", [MachinesOwner.check, MachinesOwner.check_not_elsewhere])
+def test_run_of_another_machine_is_refused(
+    plans: list[CommandPlan], tmp_path: Path, check: Callable[[MachinesOwner], None]
+) -> None:
+    """If one host names another living owner, the run is that one's, whatever the other hosts report."""
+    write_ssh(tmp_path, '*gpu1*) echo \'{"other_owner": ""}\';; *) echo \'{"other_owner": "there:/b"}\'')
+    with pytest.raises(RunInUseError, match="gpu2 is owned by there:/b"):
+        check(MachinesOwner(plans[0]))
+
+
+def test_host_that_does_not_answer_names_no_owner(plans: list[CommandPlan], tmp_path: Path) -> None:
+    """A host that cannot be reached refuses nothing: what it has is left over."""
+    write_ssh(tmp_path, "*) echo Permission denied >&2; exit 255")
+    MachinesOwner(plans[0]).check()
+    MachinesOwner(plans[0]).check_not_elsewhere()
+
+
+def test_host_that_has_just_confirmed_the_owner_is_not_asked(plans: list[CommandPlan], tmp_path: Path) -> None:
+    """A check of a run that is watched costs no connection; before a run of a lost launcher is ended, all are asked."""
+    write_ssh(tmp_path, f'*) echo x >> {tmp_path}/calls; echo \'{{"other_owner": ""}}\'')
+    owner = MachinesOwner(plans[0])
+    owner.check()
+    owner.check()
+    assert (tmp_path / "calls").read_text() == "x\n" * 2
+    owner.check_not_elsewhere()
+    assert (tmp_path / "calls").read_text() == "x\n" * 4
+
+
+def write_ssh(tmp_path: Path, cases: str) -> None:
+    """Replace the hosts by others, which run the first of these cases of shell code that matches the command."""
+    (tmp_path / "ssh").write_text(f'#!/bin/sh\ncase "$*" in {cases};; esac\n')

@@ -1,14 +1,23 @@
 """Commands on hosts: how ssh is called, and what a command may print."""
 
+import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 
 from tests.processes.python_commands import LARGE_STDERR, build_command
 from torchyard.common.project_root import ROOT
-from torchyard.machines.processes import MAX_OUTPUT_BYTES, Command, build_argv, pipe_command, run_command
+from torchyard.machines.processes import (
+    MAX_OUTPUT_BYTES,
+    Command,
+    build_argv,
+    follow_command,
+    pipe_command,
+    run_command,
+)
 from torchyard.model.errors import HostError
 
 USER_CONFIG = (
@@ -81,3 +90,41 @@ def test_command_that_hangs_is_killed() -> None:
     """A command that does not exit is killed after its timeout, and the error states that."""
     with pytest.raises(HostError, match=r"no answer within 0 s"):
         run_command("localhost", build_command("import time; time.sleep(60)"), timeout_s=0.3)
+
+
+# --- a child that keeps the pipes of a command open, as a ProxyCommand or the master of a jump host does
+
+CHILD = "import subprocess, sys; child = subprocess.Popen(['sleep', '60']{}); print(child.pid)"
+KEEPS_STDERR = build_command(CHILD.format(", stdout=subprocess.DEVNULL"))
+KEEPS_BOTH = build_command(CHILD.format(""))
+
+
+def follow(command: Command) -> int:
+    """Follow a command to its end; return what it has printed."""
+    output = bytearray()
+    assert follow_command("localhost", command, lambda _, data: output.extend(data)) == 0
+    return int(output)
+
+
+def end_child(pid: int) -> None:
+    """End the child of a command. ProcessLookupError if it has ended: the command's end waited for it."""
+    os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("call", [
+    lambda: run_command("localhost", KEEPS_BOTH),
+    lambda: pipe_command("localhost", KEEPS_STDERR, lambda _, stdout: int(stdout.read())),
+    lambda: follow(KEEPS_BOTH),
+], ids=["run", "pipe", "follow"])  # fmt: skip
+def test_command_has_ended_once_it_has_exited(call: Callable[[], int]) -> None:
+    """A command that has exited is over, with all of its output, although a child keeps its pipes open."""
+    end_child(call())
+
+
+def test_error_of_a_command_is_read_although_a_child_keeps_stderr_open() -> None:
+    """The last line on stderr is the reason of a failed command, although a child keeps stderr open."""
+    code = "print('no route', child.pid, file=sys.stderr); sys.exit(1)"
+    command = Command((*KEEPS_STDERR.argv[:-1], f"{KEEPS_STDERR.argv[-1]}; {code}"))
+    with pytest.raises(HostError, match="no route") as caught:
+        pipe_command("localhost", command, lambda _, stdout: stdout.read())
+    end_child(int(str(caught.value).rpartition(" ")[2]))

@@ -1,12 +1,17 @@
 """What is staged in on a host: the program's files, the checkpoints of the previous attempt, and the scripts."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 from tests.conftest import Write, command_plan_of, load
-from torchyard.machines.staging import SCRIPTS_FOLDER, list_checkpoints, script_command, stage_in, walk_files
+from torchyard.machines.host_command import SCRIPTS_FOLDER
+from torchyard.machines.staging import (
+    list_checkpoints,
+    remove_incomplete_folders,
+    stage_in,
+    walk_files,
+)
 from torchyard.model.plan import Site
 
 
@@ -50,12 +55,17 @@ def test_only_program_files_are_sent(tmp_path: Path) -> None:
     assert sorted(name for _, name in walk_files(tmp_path)) == ["models/net.py", "train.py"]
 
 
-def test_host_gets_every_script(tmp_path: Path) -> None:
-    """All scripts of torchyard/host are copied to a host, so that a plan may start any of them there."""
+def write_ssh(tmp_path: Path, before: str = "") -> None:
+    """An ssh whose host is this machine, with its home in `tmp_path`. `before`: shell code before each command."""
     ssh = tmp_path / "ssh"
-    ssh.write_text(f'#!/bin/sh\ncd {tmp_path}; for command; do :; done; exec sh -c "$command"\n')
+    ssh.write_text(f'#!/bin/sh\ncd {tmp_path}; for command; do :; done\n{before}\nexec sh -c "$command"\n')
     ssh.chmod(0o755)
     os.environ["TORCHYARD_SSH"] = str(ssh)
+
+
+def test_host_gets_every_script(tmp_path: Path) -> None:
+    """All scripts of torchyard/host are copied to a host, so that a plan may start any of them there."""
+    write_ssh(tmp_path)
     site = Site(host="gpu1", folder="runs/a-1", python=sys.executable, work=None, files=str(tmp_path / "files"))
     stage_in([site])
     scripts = tmp_path / "runs" / "a-1" / "supervisor" / "torchyard" / "host"
@@ -63,11 +73,20 @@ def test_host_gets_every_script(tmp_path: Path) -> None:
     assert sent_names == sorted(name for _, name in walk_files(SCRIPTS_FOLDER))
 
 
-def test_old_python_is_reported(tmp_path: Path) -> None:
-    """An interpreter on a host that is too old is reported with its version and the one that is needed."""
-    argv = script_command("far", "python3", "facts.py").argv
-    old_bootstrap = argv[2].replace("(3, 8)", "(9, 9)")
-    completed = subprocess.run(
-        [sys.executable, "-c", old_bootstrap, argv[3]], capture_output=True, text=True, check=False
-    )
-    assert completed.stderr.endswith(", and 3.8 or newer is needed\n")
+def test_file_that_appears_after_the_copy_is_kept(write: Write, tmp_path: Path) -> None:
+    """A host removes only what was copied; what is left is copied and removed by the next teardown."""
+    write_ssh(tmp_path)
+    options = {"hosts": ["gpu1"], "supervisor_python": sys.executable}
+    plan = command_plan_of(load(write(options=options)), tmp_path / "run")
+    (site,) = plan.sites
+    stage_in(plan.sites)
+    checkpoints = tmp_path / site.checkpoints
+    (checkpoints / "5.pt").touch()
+    write_ssh(tmp_path, f'case "$command" in *" clear "*) touch {checkpoints}/6.pt;; esac')
+    (leftover,) = remove_incomplete_folders(plan, {"gpu1"})
+    assert leftover.endswith("1 files are not copied, such as checkpoints/6.pt")
+    write_ssh(tmp_path)
+    assert remove_incomplete_folders(plan, {"gpu1"}) == []
+    assert not (tmp_path / site.folder).exists()
+    fetched_names = [path.name for path in Path(site.files, "checkpoints").iterdir()]
+    assert sorted(fetched_names) == ["5.pt", "6.pt"]

@@ -1,12 +1,13 @@
 """Cleaning up after a run whose launcher is dead, from its folder alone."""
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.builders.archives import archive_run, create_archive
-from tests.conftest import Write, command_plan_of
+from tests.conftest import Write, command_plan_of, load
 from tests.processes.lone_processes import build_lone_profile
 from tests.support.waiting import wait_until
 from torchyard.archive.copier import open_run_archive
@@ -112,6 +113,19 @@ def test_run_of_a_living_process_is_not_swept(folder: RunFolder, saved_plan: Com
     """A run whose lock is held is not swept, because its process is alive."""
     with folder.owned():
         assert sweep(folder) == (None, [])
+    assert folder.read_record().find_last("end") == {}
+
+
+def test_run_that_another_machine_has_taken_over_is_not_swept(folder: RunFolder, write: Write, tmp_path: Path) -> None:
+    """A machine that was lost and is back does not end the job that another one has taken over through its hosts."""
+    ssh = tmp_path / "ssh"
+    ssh.write_text('#!/bin/sh\necho \'{"other_owner": "there:/runs/a"}\'\n')
+    ssh.chmod(0o755)
+    os.environ["TORCHYARD_SSH"] = str(ssh)
+    plan = command_plan_of(load(write(options={"hosts": ["gpu1"]})), folder.path)
+    folder.record_event("start", run="an-id", profile="sample")
+    folder.save_attempt_plan(1, AttemptPlan(plan=plan, deadlines=Deadlines()))
+    assert sweep(folder) == (None, [])
     assert folder.read_record().find_last("end") == {}
 
 
