@@ -29,7 +29,9 @@ def job(fake_api: FakeApi, planned: Planned) -> Job:
     fake_api.put(build_lease(ago=10))
     for rank, node in enumerate(("worker-0", "worker-1")):
         pod = job.build_pod(node, f"uid-{node}")
-        pod["spec"]["containers"][0]["command"] = ["torchrun", "--tee=3", "--nproc_per_node=1"]
+        (container,) = pod["spec"]["containers"]
+        container["command"] = ["torchrun", "--tee=3", "--nproc_per_node=1"]
+        container["env"] = [{"name": "LOGLEVEL", "value": "INFO"}]
         fake_api.put(pod)
         lines = ["x   local_ranks=[0]", f"x   global_ranks=[{rank}]", f"[default0]:rank {rank}", f"{RECORD_PREFIX}{{}}"]
         fake_api.logs[job.get_pod_name(node)] = format_log(*lines)
