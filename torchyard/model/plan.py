@@ -162,7 +162,7 @@ class WatchedKind(ObjectKind):
 
 
 class ManifestPlan(FrozenModel):
-    """A job made of Kubernetes objects, created in order: the rendezvous store if the run brings one, then the job."""
+    """A job made of Kubernetes objects, created in order: what must serve before the job (`store`), then the job."""
 
     kind: Literal["manifests"] = "manifests"
     launcher: str
@@ -171,7 +171,9 @@ class ManifestPlan(FrozenModel):
     cluster: Cluster = Field(description="its fields are None until the run is prepared, then read from the kubeconfig")
     lease: dict[str, Any] = Field(description="the Lease, named like the run; it owns the other objects")
     code: StagedCode | None = Field(None, description="the content of the ConfigMap for code; None without `code`")
-    store: tuple[dict[str, Any], ...] = ()
+    store: tuple[dict[str, Any], ...] = Field(
+        (), description="the rendezvous store, the pod that receives the code, and the companions of a manifest"
+    )
     objects: tuple[dict[str, Any], ...] = Field(
         description="what the job's pods use, then the job itself, which is the last one"
     )
