@@ -386,7 +386,12 @@ class _Marker:
         return ((chr(index), job) for index, job in enumerate(self._jobs))
 
     def _compile_rules(self) -> None:
-        self._rules = [*self._list_pod_rules(), *self._list_service_rules(), *self._list_label_rules()]
+        self._rules = [
+            *self._list_pod_rules(),
+            *self._list_service_rules(),
+            *self._list_label_rules(),
+            *self._list_rendezvous_rules(),
+        ]
         self._kubectl_rules = list(self._list_kubectl_rules())
 
     def _add_named_companion(self, text: _Text) -> None:
@@ -493,6 +498,12 @@ class _Marker:
             roles = _alternate(role for role in job.roles if role)
             end = rf"(?=-(?:{roles})\b|{_END})" if roles else _END
             pattern = rf"(?<![\w-])((?:{keys})[\"']?\s*(?:==?|:|in \()\s*[\"']?){re.escape(job.name)}{end}"
+            yield re.compile(pattern), rf"\1{mark}"
+
+    def _list_rendezvous_rules(self) -> Iterator[tuple[re.Pattern[str], str]]:
+        """Rendezvous ids, by which attempts differ in a shared store: --rdzv-id=train, RDZV_ID=train, rdzvId."""
+        for mark, job in self._list_marks():
+            pattern = rf"((?i:rdzv[_-]?id)[\"']?(?:\s*[=:]\s*|\s+)[\"']?){re.escape(job.name)}{_END}"
             yield re.compile(pattern), rf"\1{mark}"
 
     def _list_kubectl_rules(self) -> Iterator[tuple[re.Pattern[str], str]]:

@@ -96,6 +96,9 @@ REFERENCES = [
     (JOBSET, 'echo \'{"host": "train", "url":"train"}\'', f'echo \'{{"host": "{NEW}", "url":"{NEW}"}}\''),
     (JOBSET, "torchrun --rdzv train:$MASTER_PORT", f"torchrun --rdzv {NEW}:$MASTER_PORT"),
     (JOBSET, "etcdctl train.ml:2379", f"etcdctl {NEW}.ml:2379"),
+    (VOLCANO, "torchrun --rdzv_id=train --rdzv-backend=etcd-v2", f"torchrun --rdzv_id={NEW} --rdzv-backend=etcd-v2"),
+    (PYTORCHJOB, "export PET_RDZV_ID='train' RUN=train", f"export PET_RDZV_ID='{NEW}' RUN=train"),
+    (INDEXED, "torchrun --rdzv-id train --rdzv_id=$train", f"torchrun --rdzv-id {NEW} --rdzv_id=$train"),
 ]
 
 
