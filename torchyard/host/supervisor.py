@@ -333,10 +333,10 @@ def _drain_output(log: ProcessLog, output_fd: int) -> None:
         log.write_output(data)
 
 
-def _watch(request_processes: dict[str, str], offsets: dict[str, int], launcher: Launcher) -> bool:
+def _watch(folders: dict[str, str], offsets: dict[str, int], launcher: Launcher) -> bool:
     """Send the states and logs of the processes with these folders; see host/watch.py."""
-    readers = {name: _StateReader(folder) for name, folder in request_processes.items()}
-    owner_files = [OwnerFile(path) for path in sorted(set(map(heartbeat_path, request_processes.values())))]
+    readers = {name: _StateReader(folder) for name, folder in folders.items()}
+    owner_files = [OwnerFile(path) for path in sorted(set(map(heartbeat_path, folders.values())))]
     processes: dict[str, WatchedProcess] = {}
     for name, reader in readers.items():
         log_path = file_path(reader.folder, "log")

@@ -90,7 +90,7 @@ class Options(FrozenModel):
         return self
 
 
-class _InnerJob(NamedTuple):
+class _WrappedKind(NamedTuple):
     """A kind of job inside an AppWrapper.
 
     job_kind: of the job; of plain Pods, which are the job together, that of the AppWrapper.
@@ -116,12 +116,12 @@ def plan(profile: ResolvedProfile, run: Run) -> ManifestPlan:
         from torchyard.pods import user_manifest
 
         options = Options.model_validate({"api": _read_api_version(profile)})
-        inner_job = _find_inner_job(_find_wrapper(profile)) or _PYTORCHJOB
+        wrapped_kind = _find_wrapped_kind(_find_wrapper(profile)) or _PYTORCHJOB
         return user_manifest.plan_manifest(
             profile,
             run,
-            _build_job_kind(options, inner_job),
-            (*_list_requirements(options, inner_job), *inner_job.requirements),
+            _build_job_kind(options, wrapped_kind),
+            (*_list_requirements(options, wrapped_kind), *wrapped_kind.requirements),
         )
     job = pytorchjob.build_pytorchjob(profile, run, pytorchjob.Options())
     if options.api == V1BETA2:
@@ -138,17 +138,17 @@ def plan(profile: ResolvedProfile, run: Run) -> ManifestPlan:
     )
 
 
-def _build_job_kind(options: Options, inner_job: _InnerJob) -> JobKind:
+def _build_job_kind(options: Options, wrapped_kind: _WrappedKind) -> JobKind:
     """The kind of an AppWrapper with this kind of job in it."""
     fields: dict[str, Any] = {}
-    inner_kind = inner_job.job_kind
-    if inner_kind:
-        fields["made"] = inner_kind.made
+    job_kind = wrapped_kind.job_kind
+    if job_kind:
+        fields["made"] = job_kind.made
         fields["find_job"] = find_wrapped_job
-        fields["find_leader"] = inner_kind.find_leader
-        fields["has_ports"] = inner_kind.has_ports
-        fields["has_random_suffix"] = inner_kind.has_random_suffix
-        fields["has_service"] = inner_kind.has_service
+        fields["find_leader"] = job_kind.find_leader
+        fields["has_ports"] = job_kind.has_ports
+        fields["has_random_suffix"] = job_kind.has_random_suffix
+        fields["has_service"] = job_kind.has_service
     if options.api != V1BETA2:
         fields["kueue_alternative"] = (
             "remove it, or use the current AppWrapper; the archived dispatcher has its own queue"
@@ -157,8 +157,8 @@ def _build_job_kind(options: Options, inner_job: _InnerJob) -> JobKind:
         launcher="appwrapper",
         api=options.api,
         kind=_KIND,
-        watch=(WatchedKind(api=options.api, kind=_KIND), *inner_job.watch),
-        list_pod_sets=inner_kind.list_pod_sets if inner_kind else _list_plain_pods,
+        watch=(WatchedKind(api=options.api, kind=_KIND), *wrapped_kind.watch),
+        list_pod_sets=job_kind.list_pod_sets if job_kind else _list_plain_pods,
         list_companions=_list_companions,
         list_faults=_list_faults,
         **fields,
@@ -183,7 +183,7 @@ def _read_api_version(profile: Profile) -> Any:
 def find_wrapped_job(wrapper: Manifest) -> Manifest:
     """The job in an AppWrapper of either controller. KeyError, IndexError or TypeError if there is none."""
     for obj in _list_components(wrapper):
-        if _get_inner_job(obj):
+        if _get_wrapped_kind(obj):
             return obj
     raise KeyError("no job in the AppWrapper")
 
@@ -193,26 +193,26 @@ def _list_components(wrapper: object) -> list[Manifest]:
     return [obj for obj in list_wrapped_objects(wrapper) if isinstance(obj, dict)]
 
 
-def _get_inner_job(obj: Mapping[str, Any]) -> _InnerJob | None:
+def _get_wrapped_kind(obj: Mapping[str, Any]) -> _WrappedKind | None:
     """The kind of job that a component is; None if it is another object, or a plain Pod."""
-    for inner_job in (_PYTORCHJOB, _JOBSET, _JOB):
-        if (obj.get("apiVersion"), obj.get("kind")) == (inner_job.api, inner_job.kind):
-            return inner_job
+    for wrapped_kind in (_PYTORCHJOB, _JOBSET, _JOB):
+        if (obj.get("apiVersion"), obj.get("kind")) == (wrapped_kind.api, wrapped_kind.kind):
+            return wrapped_kind
     return None
 
 
-def _get_inner_kind(obj: Mapping[str, Any]) -> JobKind | None:
+def _get_job_kind(obj: Mapping[str, Any]) -> JobKind | None:
     """The kind of job that a component is, as its own launcher plans it; None if it is another object."""
-    inner_job = _get_inner_job(obj)
-    return inner_job.job_kind if inner_job else None
+    wrapped_kind = _get_wrapped_kind(obj)
+    return wrapped_kind.job_kind if wrapped_kind else None
 
 
-def _find_inner_job(wrapper: object) -> _InnerJob | None:
+def _find_wrapped_kind(wrapper: object) -> _WrappedKind | None:
     """The kind of job in an AppWrapper: of its first job, or else of its Pods; None if it has neither."""
     components = _list_components(wrapper)
-    inner_jobs = [inner_job for obj in components if (inner_job := _get_inner_job(obj))]
-    if inner_jobs:
-        return inner_jobs[0]
+    wrapped_kinds = [wrapped_kind for obj in components if (wrapped_kind := _get_wrapped_kind(obj))]
+    if wrapped_kinds:
+        return wrapped_kinds[0]
     return _PODS if any(_is_pod(obj) for obj in components) else None
 
 
@@ -229,8 +229,8 @@ def _list_plain_pods(wrapper: Manifest) -> Iterator[PodSet]:
 
 def _list_companions(wrapper: Manifest) -> list[Manifest]:
     """The objects beside the job in an AppWrapper."""
-    inner_job = _find_inner_job(wrapper)
-    is_job = _is_pod if inner_job is _PODS else _get_inner_job
+    wrapped_kind = _find_wrapped_kind(wrapper)
+    is_job = _is_pod if wrapped_kind is _PODS else _get_wrapped_kind
     return [obj for obj in _list_components(wrapper) if not is_job(obj)]
 
 
@@ -259,17 +259,17 @@ def _list_content_faults(wrapper: Manifest, location: str) -> Iterator[Finding]:
     """Yield the objects in an AppWrapper that cannot be followed."""
     components = _list_components(wrapper)
     for obj in components:
-        is_known = _get_inner_job(obj) or _is_pod(obj)
+        is_known = _get_wrapped_kind(obj) or _is_pod(obj)
         if not is_known and has_pod_template(obj):
             problem = f"the pods of a {obj.get('kind')} of {obj.get('apiVersion')} cannot be followed"
             yield Finding(f"{location}, {describe_object(obj)}", problem, f"write {_FOLLOWED}")
-    jobs = [obj for obj in components if _get_inner_job(obj)]
+    jobs = [obj for obj in components if _get_wrapped_kind(obj)]
     if len(jobs) > 1:
         names = " and ".join(f"the {describe_object(obj)}" for obj in jobs)
         yield Finding(location, f"it contains {names}, and a run has one job: write an AppWrapper for each")
     for obj in jobs:
-        inner_kind = _get_inner_kind(obj)
-        for finding in inner_kind.list_faults(obj) if inner_kind else ():
+        job_kind = _get_job_kind(obj)
+        for finding in job_kind.list_faults(obj) if job_kind else ():
             yield replace(finding, where=f"{location}, {finding.where}")
     items = pod_facts.get_mapping(wrapper, "spec", "resources").get("GenericItems")
     is_list = items is None or isinstance(items, list)
@@ -347,7 +347,7 @@ def _build_dispatcher_wrapper(job: dict[str, Any], profile: ResolvedProfile, opt
     }
 
 
-def _list_requirements(options: Options, inner_job: _InnerJob) -> tuple[ClusterRequirement, ...]:
+def _list_requirements(options: Options, wrapped_kind: _WrappedKind) -> tuple[ClusterRequirement, ...]:
     group, _, version = options.api.partition("/")
     job_requirements: list[ClusterRequirement] = []
     verbs: tuple[str, ...] = ("list", "watch")  # for the job's status
@@ -358,7 +358,7 @@ def _list_requirements(options: Options, inner_job: _InnerJob) -> tuple[ClusterR
     else:
         job_requirements.append(CrdServed(crd=f"appwrappers.{group}", version=version, install=_DISPATCHER_INSTALL))
     job_requirements.append(requirements.job_permission(f"appwrappers.{group}"))
-    job_requirements.append(Permission(verbs=verbs, resource=inner_job.resource))
+    job_requirements.append(Permission(verbs=verbs, resource=wrapped_kind.resource))
     return tuple(job_requirements)
 
 
@@ -382,17 +382,17 @@ def read_status(observed: Observation) -> Status:
     wrapper = job_status.find_job_object(observed, _KIND)
     if wrapper is None or pod_facts.is_being_deleted(wrapper):
         return job_status.build_deleted_status(_KIND)
-    inner_job = _find_inner_job(wrapper) or _PYTORCHJOB
+    wrapped_kind = _find_wrapped_kind(wrapper) or _PYTORCHJOB
     phase = _read_wrapper_phase(wrapper)
-    description = _PENDING_PHASES.get(phase, "").format(kind=inner_job.kind)
+    description = _PENDING_PHASES.get(phase, "").format(kind=wrapped_kind.kind)
     if description:
         return _read_pending_status(observed, wrapper, f"the AppWrapper {description}{_quote_failed_try(wrapper)}")
     if phase in ("Failed", "Deleted"):
-        return _read_failed_status(observed, wrapper, inner_job)
-    is_created = inner_job is _PODS or job_status.find_job_object(observed, inner_job.kind)
-    if not is_created or phase in _ENDED_PHASES_OF_PODS.get(inner_job.kind, ()):
-        return _read_wrapper_status(observed, wrapper, inner_job)
-    inner_status = inner_job.read_status(observed)
+        return _read_failed_status(observed, wrapper, wrapped_kind)
+    is_created = wrapped_kind is _PODS or job_status.find_job_object(observed, wrapped_kind.kind)
+    if not is_created or phase in _ENDED_PHASES_OF_PODS.get(wrapped_kind.kind, ()):
+        return _read_wrapper_status(observed, wrapper, wrapped_kind)
+    inner_status = wrapped_kind.read_status(observed)
     if inner_status.state == "failed" and _has_tries_left(wrapper):
         return Status(state="pending", reason=f"{inner_status.reason}; the AppWrapper will start again")
     return inner_status
@@ -405,10 +405,10 @@ def _read_pending_status(observed: Observation, wrapper: Mapping[str, Any], reas
     return Status(state="pending", reason=reason)
 
 
-def _read_failed_status(observed: Observation, wrapper: Mapping[str, Any], inner_job: _InnerJob) -> Status:
+def _read_failed_status(observed: Observation, wrapper: Mapping[str, Any], wrapped_kind: _WrappedKind) -> Status:
     """The status of an AppWrapper that has given up. A missing component was deleted by another user."""
     if _find_unhealthy_condition(wrapper).get("reason") == "MissingComponent":
-        return job_status.build_deleted_status(f"{inner_job.kind} in the AppWrapper")
+        return job_status.build_deleted_status(f"{wrapped_kind.kind} in the AppWrapper")
     reason = f"the AppWrapper failed{_quote_failed_try(wrapper)}"
     return job_status.build_failed_status(observed, reason, given_up_at=_read_time_of_giving_up(wrapper))
 
@@ -426,7 +426,7 @@ def _read_wrapper_phase(wrapper: Mapping[str, Any]) -> str:
     return str(status.get("phase") or status.get("state") or "")
 
 
-def _read_wrapper_status(observed: Observation, wrapper: Mapping[str, Any], inner_job: _InnerJob) -> Status:
+def _read_wrapper_status(observed: Observation, wrapper: Mapping[str, Any], wrapped_kind: _WrappedKind) -> Status:
     """The status of an AppWrapper whose job does not exist yet, or no longer exists, or has no status of its own."""
     phase = _read_wrapper_phase(wrapper)
     failed_pods = pod_facts.get_mapping(wrapper, "status").get("failed")
@@ -436,7 +436,8 @@ def _read_wrapper_status(observed: Observation, wrapper: Mapping[str, Any], inne
         return job_status.build_succeeded_status(observed, wrapper, job_status.Gang(0, 0))
     has_started = any(name.startswith(("Pod/", "Removed/")) for name in observed.states)
     return Status(
-        state="running" if has_started else "pending", reason=f"the AppWrapper is {phase}, without a {inner_job.kind}"
+        state="running" if has_started else "pending",
+        reason=f"the AppWrapper is {phase}, without a {wrapped_kind.kind}",
     )
 
 
@@ -467,15 +468,15 @@ def _read_pods_status(observed: Observation) -> Status:
     return job_status.build_unfinished_status(observed, pods, job_status.Gang(count, count))
 
 
-def _build_inner_job(
+def _build_wrapped_kind(
     job_kind: JobKind,
     resource: str,
     job_requirements: tuple[ClusterRequirement, ...],
     read_inner_status: Callable[[Observation], Status],
-) -> _InnerJob:
+) -> _WrappedKind:
     """A kind of job that has a launcher of its own. `job_requirements`: those of that launcher."""
     permission = requirements.job_permission(resource)
-    return _InnerJob(
+    return _WrappedKind(
         kind=job_kind.kind,
         api=job_kind.api,
         resource=resource,
@@ -486,12 +487,14 @@ def _build_inner_job(
     )
 
 
-_PYTORCHJOB = _build_inner_job(
+_PYTORCHJOB = _build_wrapped_kind(
     pytorchjob.JOB_KIND, "pytorchjobs.kubeflow.org", pytorchjob.list_requirements(None), pytorchjob.read_status
 )
-_JOBSET = _build_inner_job(jobset.JOB_KIND, "jobsets.jobset.x-k8s.io", jobset.list_requirements(), jobset.read_status)
-_JOB = _build_inner_job(plain_job.JOB_KIND, "jobs.batch", plain_job.list_requirements(), plain_job.read_status)
-_PODS = _InnerJob(
+_JOBSET = _build_wrapped_kind(
+    jobset.JOB_KIND, "jobsets.jobset.x-k8s.io", jobset.list_requirements(), jobset.read_status
+)
+_JOB = _build_wrapped_kind(plain_job.JOB_KIND, "jobs.batch", plain_job.list_requirements(), plain_job.read_status)
+_PODS = _WrappedKind(
     kind="Pod",
     api="v1",
     resource="pods",

@@ -63,13 +63,13 @@ class RankFailed(NamedTuple):
     same_ranks: tuple[int, ...] = ()
 
 
-class StopAsked(NamedTuple):
+class StopRequested(NamedTuple):
     """The job is asked to stop now, because its outcome is decided: it gets SIGTERM, and has its grace to save."""
 
     stop: StopRequest
 
 
-JobEvent = RowsRead | BadLossRead | StatusRead | HangUpdate | RankFailed | StopAsked
+JobEvent = RowsRead | BadLossRead | StatusRead | HangUpdate | RankFailed | StopRequested
 EmitJobEvent = Callable[[JobEvent], object]
 
 # --- of a run ------------------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ from torchyard.model.event import (
     RowsRead,
     RunStarted,
     StatusRead,
-    StopAsked,
+    StopRequested,
     WaitEnded,
 )
 from torchyard.model.finding import Finding, describe_checks
@@ -276,7 +276,7 @@ class Runner:
                     self.sinks.emit(event)
                 case BadLossRead():
                     self.sinks.emit(BadLossRead(secrets.mask_model(event.bad_loss)))
-                case StopAsked():
+                case StopRequested():
                     record_stop(self.folder, attempt.number, event.stop)
                 case HangUpdate():
                     self.sinks.emit(secrets.mask_model(event))

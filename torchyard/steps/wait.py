@@ -21,7 +21,7 @@ from torchyard.model.causes.launcher import LauncherCause
 from torchyard.model.causes.platform import PlatformCause
 from torchyard.model.checkpoint import StopRequest
 from torchyard.model.errors import ClusterError, HostError
-from torchyard.model.event import EmitJobEvent, JobEvent, RowsRead, StatusRead, StopAsked
+from torchyard.model.event import EmitJobEvent, JobEvent, RowsRead, StatusRead, StopRequested
 from torchyard.model.plan import Plan
 from torchyard.model.run import ENDED_STATES, Failure, Handle, Observation, Outcome, Row, Status
 from torchyard.steps.failure_monitor import SETTLE_S, FailureMonitor
@@ -34,7 +34,7 @@ _MAX_STATUS_SHARE = 0.02  # of a processor
 _REPORT_INTERVAL_S = 10.0  # seconds between two reasons why a job has not started
 _SILENCE_CAUSES = (PlatformCause.NODE_LOST, LauncherCause.HOST_SILENT)  # that explain an expired deadlines.silence
 _FABRIC_CAUSES = {"not-rdma": FabricCause.FABRIC_NOT_RDMA, "degraded": FabricCause.FABRIC_DEGRADED}  # by verdict
-ENDS_TIMEOUT_S = 10.0  # for the ends of the pods of a job that has failed: the watch brings them within a second
+EXIT_CODES_TIMEOUT_S = 10.0  # for the ends of the pods of a job that has failed: the watch brings them within a second
 LOG_SILENCE_S = 60.0  # an incomplete log that brings no byte for so long is given up
 
 
@@ -123,8 +123,8 @@ class _JobPoller:
                     self._failures.check()
             self._update_status(has_changed=has_changed, are_logs_current=are_logs_current)
             status, diagnosis = self._status
-            if self._needs_ends(status):
-                self._watch.await_exit_codes(timeout_s=ENDS_TIMEOUT_S)
+            if self._may_lack_exit_codes(status):
+                self._watch.await_exit_codes(timeout_s=EXIT_CODES_TIMEOUT_S)
                 status, diagnosis = self._read_status(are_logs_current=are_logs_current)
             self._publish_status(status, diagnosis)
             self.outcome = self._find_outcome(status, are_logs_current=are_logs_current)
@@ -132,7 +132,7 @@ class _JobPoller:
                 self._log_progress(status, diagnosis)
         self._local_errors.pause()
 
-    def _needs_ends(self, status: Status) -> bool:
+    def _may_lack_exit_codes(self, status: Status) -> bool:
         """Whether the watch may not have delivered yet what a job's end follows from, or which logs it has."""
         if status.state == "succeeded":
             exit_codes = self._watch.exit_codes()
@@ -262,7 +262,7 @@ class _JobPoller:
         with self._local_errors.tolerate("end the job"):
             assert self.outcome
             if self.outcome.stop and self.outcome.status.state != "succeeded":
-                self._emit(StopAsked(self.outcome.stop))
+                self._emit(StopRequested(self.outcome.stop))
             outcome = self._finish_job(self.outcome)
             started_at = _find_start_time(self._logs, self._watch)
             started_after = started_at - self._handle.submitted_at if started_at else None

@@ -103,7 +103,7 @@ def test_outcome_waits_for_the_exit_codes_of_the_pods(job: Job) -> None:
 
 def test_missing_exit_codes_are_not_awaited_forever(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the watch of the pods delivers nothing any more, the job ends as failed, without exit codes."""
-    monkeypatch.setattr(wait, "ENDS_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(wait, "EXIT_CODES_TIMEOUT_S", 0.3)
     outcome = end_before_its_pods(job, release_after_s=3.0)
     assert (outcome.status.state, outcome.exit_codes) == ("failed", {"worker-0": None, "worker-1": None})
 
