@@ -65,10 +65,10 @@ def test_end_is_reported_again_if_prefect_was_busy(server: FakePrefect) -> None:
     [(b'{"detail": "Flow run not found"}', True), (b'{"detail": "Not Found"}', False), (b"<h1>no site</h1>", False)],
 )
 def test_only_prefect_proves_that_a_run_does_not_exist(
-    monkeypatch: pytest.MonkeyPatch, body: bytes, is_proof: bool
+    fake_prefect: FakePrefect, monkeypatch: pytest.MonkeyPatch, body: bytes, is_proof: bool
 ) -> None:
     """A 404 of a proxy, or for an unknown path, leaves a run that may be alive."""
-    response = Response(404, content=body, request=Request("GET", "http://prefect/api/flow_runs/1"))
+    response = Response(404, content=body, request=Request("GET", f"{fake_prefect.url}/flow_runs/1"))
     refusal = ObjectNotFound(http_exc=HTTPStatusError("404", request=response.request, response=response))
     monkeypatch.setattr(SyncPrefectClient, "read_flow_run", Mock(side_effect=refusal))
     assert (read_liveness(RUN_ID) is None) == is_proof
