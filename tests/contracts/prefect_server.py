@@ -21,7 +21,7 @@ from prefect.client.schemas.objects import State, StateType
 from prefect.client.schemas.responses import SetStateStatus
 from prefect.exceptions import ObjectNotFound
 
-from torchyard.tasks.flow_run.states import is_missing, open_bounded_client
+from torchyard.tasks.flow_run.states import is_reported_missing, open_bounded_client
 
 
 class PrefectContract:
@@ -44,13 +44,13 @@ class PrefectContract:
         """A 404 with the server's own text proves that a run does not exist on this server."""
         with pytest.raises(ObjectNotFound) as caught:
             client.read_flow_run(uuid4())
-        assert is_missing(caught.value)
+        assert is_reported_missing(caught.value)
 
     def test_unknown_path_proves_nothing(self, client: SyncPrefectClient) -> None:
         """A 404 for a path that the server does not have is not about an object."""
         with pytest.raises(HTTPStatusError) as caught:
             client.request("GET", "/no-such-path")  # type: ignore[arg-type]
-        assert not is_missing(caught.value)
+        assert not is_reported_missing(caught.value)
 
     def test_filter_without_a_match_returns_no_run(self, client: SyncPrefectClient) -> None:
         """A filter that no run matches returns an empty list, and not an error."""

@@ -1,14 +1,14 @@
 """Who owns a run on its hosts: this launcher as an owner, and what a host reports about another one."""
 
-import time
 from pathlib import Path
 from typing import Any
 
 from torchyard.common.identity import identify_holder
+from torchyard.host.identity import read_uptime
 from torchyard.model.errors import RunInUseError
 
 _MAX_PROOF_AGE_S = 10.0  # of a host's last confirmation; another machine waits for a minute before it takes a run over
-_confirmed_at: dict[tuple[str, str], float] = {}  # monotonic seconds, by host and owner
+_confirmed_at: dict[tuple[str, str], float] = {}  # seconds since boot, also suspended ones, by host and owner
 
 
 def identify_owner(path: str) -> str:
@@ -18,13 +18,13 @@ def identify_owner(path: str) -> str:
 
 def record_confirmation(host: str, owner: str) -> None:
     """Record that a host has just confirmed this owner, as each response to a heartbeat does."""
-    _confirmed_at[host, owner] = time.monotonic()
+    _confirmed_at[host, owner] = read_uptime()
 
 
 def is_confirmed(host: str, owner: str) -> bool:
     """Whether a host has confirmed this owner a moment ago, so that it need not be asked again."""
     confirmed_at = _confirmed_at.get((host, owner))
-    return confirmed_at is not None and time.monotonic() - confirmed_at <= _MAX_PROOF_AGE_S
+    return confirmed_at is not None and read_uptime() - confirmed_at <= _MAX_PROOF_AGE_S
 
 
 def check_response(host: str, response: Any) -> None:

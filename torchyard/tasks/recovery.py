@@ -45,7 +45,7 @@ from .flow_run.states import (
     build_final_state,
     get_flow_run_pool,
     has_user_request,
-    is_missing,
+    is_reported_missing,
     open_bounded_client,
     report_end,
     report_state,
@@ -176,7 +176,7 @@ def _recover_run(client: SyncPrefectClient, candidate: _Candidate, *, check_leas
     except ValueError:  # not the id of a flow run
         return None
     except ObjectNotFound as error:
-        if is_missing(error):  # a folder may be of a run on another server
+        if is_reported_missing(error):  # a folder may be of a run on another server
             return None
         raise
     if folder and (folder.is_owned() or (check_lease and folder.remaining_lease_s() < 0)):

@@ -1,6 +1,5 @@
 """This launcher as the owner of a run, and what hosts report about another one."""
 
-import time
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from torchyard.model.errors import RunInUseError
 def test_confirmation_counts_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     """A host that has confirmed an owner is asked again after ten seconds, and for another owner at once."""
     now_s = 100.0
-    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    monkeypatch.setattr(ownership, "read_uptime", lambda: now_s)
     ownership.record_confirmation("gpu1", "here:/a")
     assert (ownership.is_confirmed("gpu1", "here:/a"), ownership.is_confirmed("gpu1", "there:/a")) == (True, False)
     now_s += 11.0

@@ -104,12 +104,12 @@ def is_transient_error(error: BaseException) -> bool:
     if isinstance(error, HTTPStatusError):
         status = error.response.status_code
         if status == HTTPStatus.NOT_FOUND:
-            return not is_missing(error)
+            return not is_reported_missing(error)
         return status >= 500 or status in _TRANSIENT_STATUSES
     return isinstance(error, TransportError | NotRecordedError)
 
 
-def is_missing(error: BaseException) -> bool:
+def is_reported_missing(error: BaseException) -> bool:
     """Whether Prefect itself reports that an object does not exist.
 
     Its client raises ObjectNotFound for every 404. Prefect's own one names the object in `detail`; one of a proxy does
@@ -145,7 +145,7 @@ def read_liveness(run_id: str) -> str | None:
     except ValueError:  # not the id of a flow run
         return None
     except Exception as error:
-        if is_missing(error):
+        if is_reported_missing(error):
             return None
         return f"cannot query Prefect: {error}"
     if state is None or state.is_final() or state.is_scheduled():
@@ -214,7 +214,7 @@ def report_state(run_id: str, state: State[Any], run_count: int | None = None) -
 @retry(
     stop=stop_after_delay(_REPORT_TIMEOUT_S),
     wait=wait_fixed(1),
-    retry=retry_if_exception(lambda error: not isinstance(error, ValueError) and not is_missing(error)),
+    retry=retry_if_exception(lambda error: not isinstance(error, ValueError) and not is_reported_missing(error)),
 )
 def _set_flow_run_state(run_id: str, state: State[Any], run_count: int | None) -> None:
     with open_bounded_client() as client:
