@@ -9,7 +9,6 @@ password, which is useless to whoever gets the port afterwards.
 
 import contextlib
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -128,8 +127,13 @@ class BorrowedListener:
             raise YardError(f"no process of this folder keeps its server running ({error})") from error
 
     def is_server_kept(self) -> bool:
-        readable, _, _ = select.select([self._lender], [], [], 0)
-        return not readable  # it sends nothing more: only its end is readable
+        try:
+            self._lender.recv(1, socket.MSG_DONTWAIT)  # it sends nothing more: only its end can be read
+        except BlockingIOError:
+            return True
+        except OSError:  # it has ended
+            return False
+        return False
 
     def close(self) -> None:
         os.close(self.fd)

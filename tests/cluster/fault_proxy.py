@@ -2,12 +2,12 @@
 
 import contextlib
 import json
-import select
 import socket
 import ssl
 import struct
 import threading
 import time
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -210,8 +210,9 @@ class FaultProxy:
     def _forward_once(self, link: Link) -> bool:
         """Forward the available data; return False when the connection has ended."""
         ready: list[socket.socket] = [link.server_socket]
-        if not link.server_socket.pending():  # data that TLS has already decrypted does not wake select()
-            ready = select.select([link.client_socket, link.server_socket], [], [], 1.0)[0]
+        if not link.server_socket.pending():  # data that TLS has already decrypted does not wake it
+            readable = wait([link.client_socket, link.server_socket], timeout=1.0)
+            ready = [sock for sock in (link.client_socket, link.server_socket) if sock in readable]
         if link.is_stalled:
             time.sleep(0.05)
             return True

@@ -6,13 +6,14 @@ from http import HTTPStatus
 from typing import Any, NamedTuple
 
 from torchyard.kube.client import Client, KubeObject
+from torchyard.kube.per_client import PerClient
 from torchyard.model.errors import ClusterError
 
 GroupVersionKind = tuple[str, str]  # batch/v1, Job
 _MAX_PARALLEL_REQUESTS = 8
 # The cluster's own records about objects, which disappear by themselves; and Secrets, which nothing here reads.
 _SKIPPED_RESOURCES = frozenset({"events", "endpoints", "endpointslices", "secrets"})
-_DISCOVERED_KINDS: dict[Client, tuple[GroupVersionKind, ...]] = {}
+_DISCOVERED_KINDS = PerClient(lambda _: list[GroupVersionKind]())
 # All groups with their kinds in one response; servers before 1.30 serve v2beta1, and before 1.27 neither.
 _AGGREGATED = "application/json;g=apidiscovery.k8s.io;v={};as=APIGroupDiscoveryList"
 _DISCOVERY_TYPES = ",".join([_AGGREGATED.format("v2"), _AGGREGATED.format("v2beta1"), "application/json"])
@@ -68,11 +69,11 @@ def list_labelled_objects(
 def list_kinds(client: Client) -> tuple[GroupVersionKind, ...]:
     """Every namespaced kind that can be listed, in its preferred version, except Secrets.
 
-    Queried once per process, and again the next time if a part of the API did not respond.
+    Queried once per client, and again the next time if a part of the API did not respond.
     """
-    cached = _DISCOVERED_KINDS.get(client)
-    if cached:
-        return cached
+    cached_kinds = _DISCOVERED_KINDS.get(client)
+    if cached_kinds:
+        return tuple(cached_kinds)
     kinds: list[GroupVersionKind] = []
     is_complete = True
     for root in ("/api", "/apis"):
@@ -84,7 +85,7 @@ def list_kinds(client: Client) -> tuple[GroupVersionKind, ...]:
         kinds += root_kinds
         is_complete = is_complete and is_root_complete
     if is_complete:
-        _DISCOVERED_KINDS[client] = tuple(kinds)
+        cached_kinds[:] = kinds
     return tuple(kinds)
 
 

@@ -71,11 +71,12 @@ class Client:
     def __init__(self, cluster: Cluster) -> None:
         """Raises ClusterError if the context does not exist or there is no kubeconfig at all."""
         settings, context = load_settings(cluster.context)
-        self.context = cluster.context or context.get("name")
+        context_name = cluster.context or context.get("name")
+        self.context = context_name
         self.namespace = cluster.namespace or context.get("context", {}).get("namespace") or "default"
-        connection = open_connection(settings, self.context)
+        connection = open_connection(settings, context_name)
         source = describe_credentials(context)
-        self.credentials = Credentials(connection, lambda: renew_connection(connection, self.context), source)
+        self.credentials = Credentials(connection, lambda: renew_connection(connection, context_name), source)
         self._clock = ServerClock()
         self._pinged_at = -math.inf  # when the server last responded to a ping, in monotonic seconds
         self._ready_at = -math.inf  # when the server was last proven to be ready, in monotonic seconds

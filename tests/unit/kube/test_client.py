@@ -1,5 +1,7 @@
 """The verbs of the API: the request that each one sends, the meaning of a refusal, and incomplete responses."""
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -7,9 +9,11 @@ import pytest
 from tests.contracts.api_server import ApiContract
 from tests.doubles.fake_api import FakeApi
 from tests.doubles.leases import exists
+from torchyard.cluster.listing import list_kinds
 from torchyard.kube.client import Client
 from torchyard.kube.retry import TransientError
 from torchyard.model.errors import ClusterError, RunInUseError
+from torchyard.model.profile import Cluster
 
 CONFIG: dict[str, Any] = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "one"}}
 
@@ -20,6 +24,19 @@ class TestFakeApi(ApiContract):
     @pytest.fixture
     def client(self, fake_server: Client) -> Client:
         return fake_server
+
+
+def test_unused_client_is_dropped_with_its_connections(fake_api: FakeApi) -> None:
+    """Nothing keeps a client that is no longer used: neither the cache of its kinds nor its own credentials."""
+    client = Client(Cluster())
+    list_kinds(client)
+    reference = weakref.ref(client)
+    gc.disable()  # a cycle would keep the client and its connections until the next collection
+    try:
+        del client
+        assert reference() is None
+    finally:
+        gc.enable()
 
 
 def test_get_once_is_not_repeated(fake_api: FakeApi, fake_server: Client) -> None:

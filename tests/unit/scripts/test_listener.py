@@ -1,6 +1,8 @@
 """The listening socket of the server outlives it, and is held by every process that uses the port."""
 
+import contextlib
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -68,6 +70,19 @@ def test_port_is_held_by_a_borrower(deep_home: Path, script: Path) -> None:
         assert not server.is_port_free_for_others()
         borrowed.close()
         assert server.is_port_free_for_others()
+
+
+def test_borrower_may_have_many_open_files(deep_home: Path, script: Path) -> None:
+    """The number of files that a borrower has open does not matter: select() takes no descriptor from 1,024 on."""
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft_limit, _ = resource.prlimit(0, resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
+    with kept_server(deep_home, script), contextlib.ExitStack() as open_files:
+        open_files.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft_limit, hard_limit))
+        for _ in range(1024):
+            open_files.callback(os.close, os.open(os.devnull, os.O_RDONLY))
+        borrowed = listener.BorrowedListener()
+        assert borrowed.is_server_kept()
+        borrowed.close()
 
 
 def test_nothing_can_be_borrowed_without_a_keeper(deep_home: Path) -> None:
