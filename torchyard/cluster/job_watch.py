@@ -284,7 +284,7 @@ class ClusterWatch:
             return True
         return pod is not None and pod_facts.get_pod_exit_code(pod) == exit_code
 
-    def record_outcome(self, outcome: Outcome) -> None:
+    def record_outcome(self, outcome: Outcome | None) -> None:
         """Record the outcome before anything is stopped: a process that resumes the run must not start it again."""
         with contextlib.suppress(ClusterError):
             lease.record_outcome(self._plan, outcome)

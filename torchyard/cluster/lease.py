@@ -296,12 +296,12 @@ def record_submission(plan: ManifestPlan) -> None:
     _annotate_lease(plan, {lease_record.SUBMITTED_ANNOTATION: plan.labels[ATTEMPT_KEY]})
 
 
-def record_outcome(plan: ManifestPlan, outcome: Outcome) -> None:
-    """Record the attempt's outcome, sealed with the run's key."""
+def record_outcome(plan: ManifestPlan, outcome: Outcome | None) -> None:
+    """Record the attempt's outcome, sealed with the run's key; None: the attempt continues, whatever was recorded."""
     secret = lease_record.get_lease_key(plan.lease)
     number = plan.labels[ATTEMPT_KEY]
     annotations = {
-        lease_record.OUTCOME_ANNOTATION: lease_record.seal_outcome(plan.run, number, outcome, secret),
+        lease_record.OUTCOME_ANNOTATION: lease_record.seal_outcome(plan.run, number, outcome, secret) if outcome else "",
         lease_record.SUBMITTED_ANNOTATION: number,  # an outcome implies it, and it may have been lost
     }
     _annotate_lease(plan, annotations)

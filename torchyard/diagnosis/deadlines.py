@@ -11,7 +11,7 @@ from torchyard.model.causes.launcher import LauncherCause
 from torchyard.model.profile import Deadlines
 
 _SUSPENDED_AFTER_S = 10.0  # between two polls; after more, this process was suspended and observed nothing
-_LOG_GRACE_S = 10.0  # after a gap, until the lines written during it have arrived
+LOG_GRACE_S = 10.0  # after a gap, until the lines written during it have arrived
 _MAX_ARRIVAL_S = 7200.0  # that the logs of an ended job may take to arrive
 
 
@@ -51,7 +51,7 @@ class DeadlineMonitor:
 
     - `start` and `run` need the state of every process, and `start` and `silence` every log, read to its end.
     - `run` expires earlier by `notice`, so that the job has ended by then.
-    - After a gap (a log stream was broken, or this process was suspended) they are checked again `_LOG_GRACE_S` later,
+    - After a gap (a log stream was broken, or this process was suspended) they are checked again `LOG_GRACE_S` later,
       because what was written during the gap is still arriving. `run` does not wait for logs.
     - `silence` is the time since the last new line or completed collective, once the job has started: a program whose
       progress bar prints nothing into a file trains on. Gaps are not counted and do not reset it.
@@ -75,9 +75,9 @@ class DeadlineMonitor:
         self._update(snapshot)
         deadlines = self._deadlines
         job_age_s = snapshot.time - self._submitted_at
-        states_current = snapshot.states_known and snapshot.time - self._last_suspension_at >= _LOG_GRACE_S
+        states_current = snapshot.states_known and snapshot.time - self._last_suspension_at >= LOG_GRACE_S
         last_gap_at = max(self._last_log_gap_at, self._last_suspension_at)
-        logs_current = snapshot.time - last_gap_at >= _LOG_GRACE_S
+        logs_current = snapshot.time - last_gap_at >= LOG_GRACE_S
 
         if states_current and logs_current and not self._has_started and job_age_s > deadlines.start:
             return ExpiredDeadline(

@@ -168,7 +168,7 @@ class ProcessWatch:
                 return True
         return any(state.get("detail") for state in self.states.values())
 
-    def record_outcome(self, outcome: Outcome) -> None:
+    def record_outcome(self, outcome: Outcome | None) -> None:
         """Nothing to do: the supervisors record how their processes ended."""
 
     def drain_ended_logs(self, on_poll: Callable[[], object], *, idle_timeout_s: float) -> None:

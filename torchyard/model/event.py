@@ -69,7 +69,16 @@ class StopRequested(NamedTuple):
     stop: StopRequest
 
 
-JobEvent = RowsRead | BadLossRead | StatusRead | HangUpdate | RankFailed | StopRequested
+class StopWithdrawn(NamedTuple):
+    """The job is not asked to stop any more: that has failed, and what it was for is no longer so.
+
+    reason: why it was to be stopped.
+    """
+
+    reason: str
+
+
+JobEvent = RowsRead | BadLossRead | StatusRead | HangUpdate | RankFailed | StopRequested | StopWithdrawn
 EmitJobEvent = Callable[[JobEvent], object]
 
 # --- of a run ------------------------------------------------------------------------------------------------------

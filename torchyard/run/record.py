@@ -52,14 +52,22 @@ class RunRecord:
         return find_last_event(self.events, kind)
 
     def find_stop(self, attempt: int) -> StopRequest | None:
-        """The first request to stop the job of an attempt; None if there was none, or if it cannot be parsed."""
+        """The first request to stop the job of an attempt that was not withdrawn.
+
+        None if there was none, or if it cannot be parsed.
+        """
+        request: JournalEvent = {}
         for event in self.events:
-            if event["event"] == "stop" and event.get("attempt") == attempt:
-                try:
-                    return StopRequest.model_validate({name: event.get(name) for name in StopRequest.model_fields})
-                except ValidationError:
-                    return None
-        return None
+            if event.get("attempt") != attempt:
+                continue
+            if event["event"] == "stop-withdrawn":
+                request = {}
+            elif event["event"] == "stop":
+                request = request or event
+        try:
+            return StopRequest.model_validate({name: request.get(name) for name in StopRequest.model_fields})
+        except ValidationError:
+            return None
 
     @property
     def last_start(self) -> JournalEvent:

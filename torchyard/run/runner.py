@@ -34,6 +34,7 @@ from torchyard.model.event import (
     RunStarted,
     StatusRead,
     StopRequested,
+    StopWithdrawn,
     WaitEnded,
 )
 from torchyard.model.finding import Finding, describe_checks
@@ -278,6 +279,8 @@ class Runner:
                     self.sinks.emit(BadLossRead(secrets.mask_model(event.bad_loss)))
                 case StopRequested():
                     record_stop(self.folder, attempt.number, event.stop)
+                case StopWithdrawn():
+                    self.folder.record_event("stop-withdrawn", attempt=attempt.number)
                 case HangUpdate():
                     self.sinks.emit(secrets.mask_model(event))
                 case RankFailed():

@@ -1,14 +1,17 @@
 """Watches a job until all of its processes have ended; the first one that fails ends the others."""
 
+import math
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from typing import NamedTuple
 
 from torchyard.backends import job_of
 from torchyard.common.local_errors import LocalErrorGuard, is_local_error
 from torchyard.common.log import get_log
 from torchyard.common.poll_pacer import MAX_SLEEP_S, PollPacer
+from torchyard.diagnosis import deadlines
 from torchyard.diagnosis.deadlines import DeadlineMonitor, ExpiredDeadline, JobSnapshot
 from torchyard.diagnosis.job_status import count_retries
 from torchyard.diagnosis.nccl.fabric import evaluate_fabric
@@ -21,7 +24,7 @@ from torchyard.model.causes.launcher import LauncherCause
 from torchyard.model.causes.platform import PlatformCause
 from torchyard.model.checkpoint import StopRequest
 from torchyard.model.errors import ClusterError, HostError
-from torchyard.model.event import EmitJobEvent, JobEvent, RowsRead, StatusRead, StopRequested
+from torchyard.model.event import EmitJobEvent, JobEvent, RowsRead, StatusRead, StopRequested, StopWithdrawn
 from torchyard.model.plan import Plan
 from torchyard.model.run import ENDED_STATES, Failure, Handle, Observation, Outcome, Row, Status
 from torchyard.steps.failure_monitor import SETTLE_S, FailureMonitor
@@ -35,6 +38,7 @@ _REPORT_INTERVAL_S = 10.0  # seconds between two reasons why a job has not start
 _SILENCE_CAUSES = (PlatformCause.NODE_LOST, LauncherCause.HOST_SILENT)  # that explain an expired deadlines.silence
 _FABRIC_CAUSES = {"not-rdma": FabricCause.FABRIC_NOT_RDMA, "degraded": FabricCause.FABRIC_DEGRADED}  # by verdict
 EXIT_CODES_TIMEOUT_S = 10.0  # for the ends of the pods of a job that has failed: the watch brings them within a second
+CONTINUES_AFTER_S = 60.0  # after a stop that failed, a job that is observed without a verdict is one that continues
 LOG_SILENCE_S = 60.0  # an incomplete log that brings no byte for so long is given up
 
 
@@ -52,12 +56,24 @@ def wait(handle: Handle, emit: EmitJobEvent | None = None) -> Outcome:
     with ExitStack() as stack:
         while not poller.is_open:
             poller.open(stack)
-        while poller.outcome is None:
-            poller.poll()
-        outcome = poller.conclude()
+        outcome = None
         while outcome is None:
+            while poller.outcome is None:
+                poller.poll()
             outcome = poller.conclude()
     return outcome
+
+
+class _FailedStop(NamedTuple):
+    """A stop of a running job that an error of this process or of the network has prevented.
+
+    outcome: that the stop was for. It is the job's outcome if the job turns out to be deleted: only the API server's
+    response to the deletion was lost then.
+    observed_since: monotonic seconds since when the job is observed again, without a gap.
+    """
+
+    outcome: Outcome
+    observed_since: float
 
 
 class _JobPoller:
@@ -69,6 +85,9 @@ class _JobPoller:
         open()      starts to watch the job; done when `is_open`
         poll()      reads states and logs once; done when `outcome` is set
         conclude()  stops what still runs and reads every log to its end; done when it returns the final outcome
+
+    A verdict about a running job, such as a hang, counts for one try to stop it. If that fails, `outcome` is None again,
+    and the job is judged anew once it is observed: it may have recovered meanwhile.
 
     All of it runs on the caller's thread; the watch has its own threads, which the caller's ExitStack stops.
     RunInUseError if another process has taken the run over.
@@ -88,6 +107,9 @@ class _JobPoller:
         self._next_news_at = 0.0  # monotonic seconds, before which news waits
         self._next_status_at = 0.0  # monotonic seconds, at which the status is read even without news
         self._started_reason = ""  # of the first status that was `running`; empty until then
+        self._has_ended = False  # by its own objects or processes; else an outcome is a verdict about a running job
+        self._is_stop_over = False  # the job is stopped, or its stop was given up
+        self._failed_stop: _FailedStop | None = None
         self._watch: JobWatch
         self._launcher = registry.load_launcher(handle.plan.launcher)
         self._logs = JobLogReader(handle.plan)
@@ -130,6 +152,7 @@ class _JobPoller:
             self.outcome = self._find_outcome(status, are_logs_current=are_logs_current)
             if self.outcome is None:
                 self._log_progress(status, diagnosis)
+                self._withdraw_failed_stop()
         self._local_errors.pause()
 
     def _may_lack_exit_codes(self, status: Status) -> bool:
@@ -164,6 +187,11 @@ class _JobPoller:
 
     def _find_outcome(self, status: Status, *, are_logs_current: bool) -> Outcome | None:
         """The outcome of a job that has ended, or that its network, a loss, a hang or a deadline ends; else None."""
+        if status.state == "gone" and self._failed_stop:
+            return self._failed_stop.outcome
+        expired = self._deadlines.check(self._take_snapshot(status, are_logs_current=are_logs_current))
+        if not self._has_ended and self._count_observed_s() < deadlines.LOG_GRACE_S:
+            return None
         if status.state in ENDED_STATES:
             stop = None
             if status.failure and status.failure.stopped_at is not None:
@@ -173,14 +201,31 @@ class _JobPoller:
         outcome = None
         if failed_status:
             outcome = Outcome(status=failed_status, exit_codes=self._watch.exit_codes())
-        else:
-            expired = self._deadlines.check(self._take_snapshot(status, are_logs_current=are_logs_current))
-            if expired:
-                outcome = _build_deadline_outcome(expired, status, self._watch)
+        elif expired:
+            outcome = _build_deadline_outcome(expired, status, self._watch)
         if outcome is None:
             return None
         stop = self._build_stop_request(outcome.status.reason, self._watch.now())
         return outcome.model_copy(update={"stop": stop})
+
+    def _count_observed_s(self) -> float:
+        """For how many seconds the job has been observed since its last gap after a failed stop; inf without one."""
+        if self._failed_stop is None:
+            return math.inf
+        now = time.monotonic()
+        if not self._watch.is_fully_observed():
+            self._failed_stop = self._failed_stop._replace(observed_since=now)
+        return now - self._failed_stop.observed_since
+
+    def _withdraw_failed_stop(self) -> None:
+        """If the job continues after a stop that failed, remove the records that it ends."""
+        if self._failed_stop is None or self._count_observed_s() < CONTINUES_AFTER_S:
+            return
+        reason = self._failed_stop.outcome.status.reason
+        self._emit(StopWithdrawn(reason))
+        self._watch.record_outcome(None)
+        get_log().info("the job continues, and is not stopped any more: %s", reason)
+        self._failed_stop = None
 
     def _build_stop_request(self, author: str, asked_at: float) -> StopRequest:
         return StopRequest(author=author, asked_at=asked_at, grace_s=self._handle.deadlines.grace)
@@ -212,12 +257,14 @@ class _JobPoller:
     def _read_status(self, *, are_logs_current: bool) -> tuple[Status, Diagnosis | None]:
         """The job's status, and the diagnosis of what prevents its progress; None if no obstacle is found.
 
-        A permanent obstacle ends a job, but not before its logs are read: it may have started long ago.
+        A permanent obstacle ends a job, but not before its logs are read: it may have started long ago. `_has_ended`
+        is updated.
         """
         observation = Observation(self._watch.states, frozenset(self._logs.joined), self._watch.now())
         status = self._launcher.read_status(observation)
         status = status.model_copy(update={"retries": max(status.retries, count_retries(observation))})
-        diagnosis = None if status.state in ENDED_STATES else self._watch.diagnose()
+        self._has_ended = status.state in ENDED_STATES
+        diagnosis = None if self._has_ended else self._watch.diagnose()
         can_end = are_logs_current and status.state == "pending" and not self._started_reason
         if diagnosis and diagnosis.is_final and can_end:
             return Status(state="failed", reason=diagnosis.sentence, failure=diagnosis.failure), None
@@ -257,7 +304,10 @@ class _JobPoller:
             get_log().info("%s%s", self._started_reason, delay)
 
     def conclude(self) -> Outcome | None:
-        """Stop what still runs, and read every log to its end; None if that must be tried again."""
+        """Stop what still runs, and read every log to its end; None if that must be tried again.
+
+        If a job that has not ended could not be stopped, `outcome` is None too: `poll` judges it again.
+        """
         outcome = None
         with self._local_errors.tolerate("end the job"):
             assert self.outcome
@@ -268,6 +318,10 @@ class _JobPoller:
             started_after = started_at - self._handle.submitted_at if started_at else None
             update = {"started_after": started_after} | self._hangs.get_outcome_fields(outcome.status)
             outcome = self._losses.complete(outcome.model_copy(update=update))
+        if outcome is None and self.outcome and not (self._has_ended or self._is_stop_over):
+            self._failed_stop = _FailedStop(self.outcome, observed_since=time.monotonic())
+            self._next_status_at = 0.0  # the status may contain the verdict
+            self.outcome = None
         self._local_errors.pause()
         return outcome
 
@@ -287,6 +341,7 @@ class _JobPoller:
             with self._local_errors.tolerate("report the rank that failed", ignore_errors=True):
                 self._failures.conclude(outcome.exit_codes)
             is_stopped = _stop_job(self._handle.plan)
+        self._is_stop_over = True
         if is_stopped:
             watch.drain_logs(self._read_logs, idle_timeout_s=LOG_SILENCE_S)
         else:  # a process that could not be stopped may print forever
@@ -328,15 +383,16 @@ class FabricMonitor:
         """
         if not logs.has_nccl_update or not self._plan.expect:
             return None
-        logs.has_nccl_update = False
         verdict = evaluate_fabric(logs.nccl.build_reading(), self._plan.expect, len(self._plan.nodes))
         cause = _FABRIC_CAUSES.get(verdict.verdict)
         if cause is None:
+            logs.has_nccl_update = False
             return None
         if verdict.verdict != self._reported_verdict:
             self._reported_verdict = verdict.verdict
             get_log().warning("the network is %s: %s", verdict.verdict, verdict.sentence)
         if self._plan.on_fabric != "fail":
+            logs.has_nccl_update = False
             return None
         failure = Failure(cause=cause, sentence=verdict.sentence, line=verdict.proof)
         return Status(state="failed", reason=f"{verdict.sentence} (on_fabric: fail)", failure=failure)

@@ -383,6 +383,18 @@ def test_records_are_sealed(plan: ManifestPlan, fake_server: Client) -> None:
     assert not lease_record.is_sealed_lease(elsewhere, RUN_KEY)
 
 
+@pytest.mark.usefixtures("run_key")
+def test_outcome_of_an_attempt_that_continues_is_removed(plan: ManifestPlan, fake_server: Client) -> None:
+    """A recorded outcome is removed if the attempt continues, and the attempt still counts as submitted."""
+    acquire_lease(plan)
+    record_outcome(plan, OUTCOME)
+    record_outcome(plan, None)
+    run_lease = read_lease(fake_server, plan) or {}
+    assert lease_record.read_outcome(run_lease, RUN_KEY) is None
+    assert not lease_record.is_marked_as_ending(run_lease)
+    assert lease_record.is_submitted(run_lease)
+
+
 @pytest.mark.parametrize("record", ["submission", "outcome", "ending", "handed over"])
 def test_record_survives_the_loss_of_all_annotations(
     plan: ManifestPlan, fake_api: FakeApi, fake_server: Client, record: str

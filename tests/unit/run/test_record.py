@@ -81,6 +81,25 @@ def test_starts_are_counted_by_their_entry() -> None:
     assert (record.count_starts(), record.count_starts("fresh"), record.count_starts("finish")) == (3, 2, 0)
 
 
+@pytest.mark.parametrize(
+    ("kinds", "asked_at"),
+    [
+        ("", None),
+        ("stop", 1.0),
+        ("stop stop", 1.0),
+        ("stop stop-withdrawn", None),
+        ("stop stop-withdrawn stop stop", 3.0),
+    ],
+)
+def test_stop_is_the_first_one_that_was_not_withdrawn(kinds: str, asked_at: float | None) -> None:
+    """The grace of a job counts from the first request to stop it, and a request that was withdrawn has none."""
+    events: list[JournalEvent] = [{"event": "stop", "attempt": 1, "author": "hang", "asked_at": 0.5, "grace_s": 30.0}]
+    for number, kind in enumerate(kinds.split(), start=1):
+        events.append({"event": kind, "attempt": 2, "author": "hang", "asked_at": float(number), "grace_s": 30.0})
+    stop = RunRecord(events).find_stop(2)
+    assert (stop and stop.asked_at) == asked_at
+
+
 def test_empty_journal_says_nothing() -> None:
     """A run without a readable line has no end, no job and no start."""
     record = RunRecord([])

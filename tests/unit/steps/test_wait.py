@@ -3,7 +3,7 @@
 import resource
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -13,16 +13,20 @@ from tests.builders.rank_records import build_record
 from tests.conftest import Planned
 from tests.doubles.fake_api import FakeApi
 from tests.doubles.job_events import take_rows, take_status
-from tests.doubles.pod_jobs import Job, run_later
+from tests.doubles.fake_objects import ObjectKey
+from tests.doubles.pod_jobs import NODES, Job, build_lines, run_later
 from tests.doubles.scripted_jobs import JOINED_TEXT, OLD_LINE, Make, wait_briefly
 from tests.inputs.nccl_lines import list_socket_lines
 from tests.support.waiting import wait_until
-from torchyard.model.event import JobEvent, RankFailed, RowsRead, StatusRead
+from torchyard.diagnosis import deadlines
+from torchyard.kube import retry
+from torchyard.model.event import JobEvent, RankFailed, RowsRead, StatusRead, StopRequested, StopWithdrawn
 from torchyard.model.hang import RECORD_PREFIX, GroupProgress
 from torchyard.model.hardware import Expect
 from torchyard.model.plan import CommandPlan, ManifestPlan
 from torchyard.model.profile import Deadlines
-from torchyard.model.run import Handle, Row, Status
+from torchyard.model.run import Handle, Outcome, Row, Status
+from torchyard.steps import wait as wait_module
 from torchyard.steps.log_reader import JobLogReader
 from torchyard.steps.submit import submit
 from torchyard.steps.teardown import teardown
@@ -202,6 +206,93 @@ def test_wait_retries_until_descriptors_are_free(job: Make, caplog: pytest.LogCa
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     assert caplog.text.count("Too many open files (retrying; the job is not affected)") == 1
+
+
+# --- a verdict about a job that cannot be stopped
+
+
+@pytest.fixture
+def unstoppable(fake_api: FakeApi, planned: Planned, monkeypatch: pytest.MonkeyPatch) -> Job:
+    """A job that runs and prints nothing, and whose deletion is refused with 503 until `heal`."""
+    monkeypatch.setattr(retry, "REQUEST_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(deadlines, "LOG_GRACE_S", 0.5)
+    monkeypatch.setattr(wait_module, "CONTINUES_AFTER_S", 2.0)
+    job = Job(fake_api, planned(nodes=2))
+    fake_api.fail("DELETE", "/jobs/", 503)
+
+    def print_one_line(pod_name: str) -> Iterator[bytes]:
+        yield from build_lines(1)
+        while is_pod_running(fake_api, pod_name):
+            time.sleep(0.05)
+
+    for node in NODES:
+        name = job.get_pod_name(node)
+        fake_api.logs[name] = partial(print_one_line, name)
+    return job
+
+
+def is_pod_running(fake_api: FakeApi, name: str) -> bool:
+    pod = fake_api.find("v1", "Pod", name)
+    return pod is not None and pod["status"]["phase"] == "Running"
+
+
+def wait_silent(job: Job, events: list[JobEvent]) -> Outcome:
+    limits = Deadlines(silence=1.0, run=120.0)
+    return wait(Handle(plan=job.plan, deadlines=limits, created=True, submitted_at=1.0), events.append)
+
+
+def test_job_that_recovers_while_it_cannot_be_stopped_continues(unstoppable: Job, fake_api: FakeApi) -> None:
+    """A silent job that prints again before its stop succeeds is not stopped later, and no record of a stop remains."""
+    events: list[JobEvent] = []
+    pod_name = unstoppable.get_pod_name("worker-0")
+
+    def print_after_the_first_stop() -> Iterator[bytes]:
+        first_line, *lines = build_lines(200)
+        yield first_line
+        wait_until(lambda: fake_api.find_requests("DELETE", "/jobs/"))
+        for line in lines:
+            if not is_pod_running(fake_api, pod_name):
+                return
+            yield line
+            time.sleep(0.2)
+
+    def finish_after_withdrawal() -> None:
+        wait_until(lambda: any(isinstance(event, StopWithdrawn) for event in events))
+        fake_api.heal()
+        unstoppable.end()
+
+    fake_api.logs[pod_name] = print_after_the_first_stop
+    threading.Thread(target=finish_after_withdrawal).start()
+    outcome = wait_silent(unstoppable, events)
+    assert (outcome.status.state, outcome.cause, outcome.stop) == ("succeeded", None, None)
+    stops = [type(event) for event in events if isinstance(event, StopRequested | StopWithdrawn)]
+    assert stops == [StopRequested, StopWithdrawn]
+    assert unstoppable.get_job()["metadata"].get("deletionTimestamp") is None
+
+
+def test_job_that_stays_silent_is_stopped_once_that_is_possible(unstoppable: Job, fake_api: FakeApi) -> None:
+    """A verdict that still stands when the API server accepts the deletion again ends the job."""
+
+    def heal_after_the_second_stop() -> None:
+        wait_until(lambda: len(fake_api.find_requests("DELETE", "/jobs/")) > 2)  # a stop requests it twice
+        fake_api.heal()
+
+    threading.Thread(target=heal_after_the_second_stop).start()
+    assert wait_silent(unstoppable, []).cause == "silence"
+    assert fake_api.find(unstoppable.plan.main["apiVersion"], "Job", unstoppable.plan.job) is None
+
+
+def test_deletion_whose_response_was_lost_has_its_own_cause(unstoppable: Job, fake_api: FakeApi) -> None:
+    """A job that its stop has deleted, although the response was an error, was not deleted by another user."""
+
+    def delete_unanswered() -> None:
+        wait_until(lambda: fake_api.find_requests("DELETE", "/jobs/"))
+        kind = f"{unstoppable.plan.main['apiVersion']}/jobs"
+        fake_api.objects.delete(ObjectKey(kind, "default", unstoppable.plan.job), {})
+
+    threading.Thread(target=delete_unanswered).start()
+    outcome = wait_silent(unstoppable, [])
+    assert (outcome.status.state, outcome.cause) == ("failed", "silence")
 
 
 def test_lost_worker_is_reported_before_its_agent_ends(job: Make) -> None:
