@@ -83,7 +83,7 @@ def explain_run(name: str, *, as_json: bool) -> int:
     failure_sentence = _describe_failure(report, ended)
     if failure_sentence:
         lines.append(f"failed: {single_line(failure_sentence)}")
-    lines += _list_run_lines(found_run, findings)
+    lines += _list_run_lines(found_run, findings, failure_sentence)
     print(strip_control_codes("\n".join(lines)))
     return ExitCode.SUCCESS
 
@@ -209,10 +209,10 @@ def _sort_records(findings: Findings) -> tuple[RankRecord, ...]:
 # --- as text
 
 
-def _list_run_lines(found_run: FoundRun, findings: Findings) -> list[str]:
+def _list_run_lines(found_run: FoundRun, findings: Findings, failure_sentence: str) -> list[str]:
     """The hang, or the state of each rank, and the logs that could not be read; also the page of a hang without them.
 
-    Only complete logs without a record prove that no rank has reported.
+    `failure_sentence`: is printed above these lines; a hang's sentence that it contains is not repeated. Only complete logs without a record prove that no rank has reported.
     """
     lines: list[str] = []
     missing_logs = found_run.describe_missing_logs()
@@ -220,7 +220,10 @@ def _list_run_lines(found_run: FoundRun, findings: Findings) -> list[str]:
         lines.append(f"the records of ranks are in their logs, and {missing_logs}")
     if findings.hang or findings.records or not missing_logs:
         on_hang = found_run.folder.plans()[-1].on_hang
-        lines += _list_lines(findings, "on_hang is off" if on_hang == "off" else _NO_RECORDER)
+        finding_lines = _list_lines(findings, "on_hang is off" if on_hang == "off" else _NO_RECORDER)
+        if findings.hang and findings.hang.sentence in failure_sentence:
+            del finding_lines[0]
+        lines += finding_lines
     if not findings.hang and not findings.records:
         lines += _read_page(found_run.folder, found_run.folder.attempts()[-1])
     return lines

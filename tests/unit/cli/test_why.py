@@ -107,6 +107,15 @@ def test_failure_comes_first(run: RunFolder, capsys: pytest.CaptureFixture[str])
     assert explain(run, capsys)[0] == "failed: rank 2 hangs"
 
 
+def test_sentence_of_a_hang_is_printed_once(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    """If the failure quotes the hang, the locations of its ranks follow at once."""
+    run.save_report(report(f"{HANG.sentence} (on_hang: fail)"))
+    save_outcome(run, hang=HANG)
+    first, second, *_ = explain(run, capsys)
+    assert first == f"failed: {HANG.sentence} (on_hang: fail)"
+    assert second.split() == ["ranks", "place"]
+
+
 def test_failed_attempt_of_a_run_that_continues_is_printed(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
     """Between two attempts there is no report yet, and the last attempt's failure counts."""
     failure = Failure(cause="rank-hangs", sentence="rank 2 hangs")
