@@ -52,7 +52,11 @@ class Grades(NamedTuple):
 
 
 def grade_nodes(count: int, rounds: Sequence[Speeds], threshold: float, expect: float | None = None) -> Grades:
-    """Classify the nodes as fast, slow, or not decided yet."""
+    """Classify the nodes as fast, slow, or not decided yet.
+
+    threshold: the share of the usual speed that a fast node reaches, between 0 and 1.
+    expect: the usual speed, in the unit of `rounds`; None for the median of the nodes.
+    """
     speeds_by_partner: list[dict[int, float]] = [{} for _ in range(count)]
     for speeds in rounds:
         for (first, second), speed in speeds.items():
@@ -83,7 +87,10 @@ def count_rounds(count: int) -> int:
 
 
 def pair_nodes(count: int, rounds: Sequence[Speeds], threshold: float, expect: float | None = None) -> list[Pair]:
-    """The disjoint pairs of the next round; none if all nodes are decided, or no rounds remain."""
+    """The disjoint pairs of the next round; none if all nodes are decided, or no rounds remain.
+
+    threshold, expect: as in `grade_nodes`.
+    """
     if len(rounds) >= count_rounds(count):
         return []
     if not rounds:

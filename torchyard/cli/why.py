@@ -212,7 +212,9 @@ def _sort_records(findings: Findings) -> tuple[RankRecord, ...]:
 def _list_run_lines(found_run: FoundRun, findings: Findings, failure_sentence: str) -> list[str]:
     """The hang, or the state of each rank, and the logs that could not be read; also the page of a hang without them.
 
-    `failure_sentence`: is printed above these lines; a hang's sentence that it contains is not repeated. Only complete logs without a record prove that no rank has reported.
+    Only complete logs without a record prove that no rank has reported.
+
+    `failure_sentence`: is printed above these lines; a hang's sentence that it contains is not repeated.
     """
     lines: list[str] = []
     missing_logs = found_run.describe_missing_logs()

@@ -53,8 +53,8 @@ class _QueryCache:
         self._responses: dict[Hashable, CachedResponse] = {}
         self._lock = threading.Lock()
 
-    def get(self, key: Hashable, query: Callable[[], Any], *, oldest: float) -> CachedResponse:
-        """The response to `query`, queried at `oldest` (monotonic seconds) or later.
+    def get(self, key: Hashable, query: Callable[[], Any], *, min_queried_at: float) -> CachedResponse:
+        """The response to `query`, queried at `min_queried_at` (monotonic seconds) or later.
 
         A failed query is cached too: `result` is None.
         """
@@ -62,7 +62,7 @@ class _QueryCache:
             key_lock = self._key_locks.setdefault(key, threading.Lock())
         with key_lock:
             response = self._responses.get(key)
-            if response is None or response.queried_at < oldest:
+            if response is None or response.queried_at < min_queried_at:
                 response = CachedResponse(time.monotonic(), _try_query(query))
             with self._lock:
                 self._responses[key] = response
@@ -127,26 +127,30 @@ class ProgressMonitor:
             self._query_thread.join(_JOIN_INTERVAL_S)
         return explain_no_progress(self._plan, observed, self._context)
 
-    def _query(self, objects: ObservedObjects, oldest: float) -> None:
+    def _query(self, objects: ObservedObjects, min_queried_at: float) -> None:
         """Query the cluster.
 
         The next interval starts at the oldest response, so that in time all runs query together and share responses.
         """
-        self._context, self._queried_at = _query_cluster(self._client, self._plan, objects, oldest=oldest)
+        self._context, self._queried_at = _query_cluster(
+            self._client, self._plan, objects, min_queried_at=min_queried_at
+        )
 
 
 def _query_cluster(
-    client: Client, plan: ManifestPlan, objects: ObservedObjects, *, oldest: float
+    client: Client, plan: ManifestPlan, objects: ObservedObjects, *, min_queried_at: float
 ) -> tuple[ClusterContext, float]:
     """The facts about the cluster that may explain the job's state, and the monotonic time of the oldest response.
 
-    `oldest`: the monotonic time of the oldest response of another run that serves. A part that this user may not read,
-    or whose query fails, keeps its default.
+    `min_queried_at`: monotonic seconds; an older response of another run does not serve. A part that this user may not
+    read, or whose query fails, keeps its default.
     """
     cache = _CACHES.get(client)
     pods = select_job_pods(Observation(objects, frozenset()))
     unscheduled = find_unscheduled_pods(pods, objects)
-    events = cache.get(("events", bool(pods)), lambda: _list_events(client, has_pods=bool(pods)), oldest=oldest)
+    events = cache.get(
+        ("events", bool(pods)), lambda: _list_events(client, has_pods=bool(pods)), min_queried_at=min_queried_at
+    )
     context = ClusterContext(events=events.result or ())
     responses = [events]
     if unscheduled or not pods:
@@ -154,29 +158,31 @@ def _query_cluster(
         if capacity:
             response = cache.get(
                 ("capacity", capacity.model_dump_json()),
-                lambda: check_capacity(client, capacity, "room", _list_nodes(client, oldest=oldest)),
-                oldest=oldest,
+                lambda: check_capacity(client, capacity, "room", _list_nodes(client, min_queried_at=min_queried_at)),
+                min_queried_at=min_queried_at,
             )
             responses.append(response)
             context = context._replace(capacity=response.result)
         queues = [requirement for requirement in plan.requires if isinstance(requirement, OpenQueue)]
         if queues:
             queue = queues[0]
-            response = cache.get(("queue", queue.name), lambda: query_queue(client, queue.name), oldest=oldest)
+            response = cache.get(
+                ("queue", queue.name), lambda: query_queue(client, queue.name), min_queried_at=min_queried_at
+            )
             responses.append(response)
             context = context._replace(queue=response.result)
     if any(" free ports" in reason.message for reason in unscheduled.values()):
         params = {"labelSelector": RUN_LABEL}
-        response = cache.get("other_pods", lambda: client.list("v1", "Pod", params), oldest=oldest)
+        response = cache.get("other_pods", lambda: client.list("v1", "Pod", params), min_queried_at=min_queried_at)
         responses.append(response)
         context = context._replace(other_pods=response.result or ())
     return context, min(response.queried_at for response in responses)
 
 
-def _list_nodes(client: Client, *, oldest: float) -> list[Any]:
+def _list_nodes(client: Client, *, min_queried_at: float) -> list[Any]:
     """All nodes; jobs with different requests share the same list. Raises ClusterError if the query fails."""
     cache = _CACHES.get(client)
-    response = cache.get("nodes", lambda: client.list("v1", "Node", everywhere=True), oldest=oldest)
+    response = cache.get("nodes", lambda: client.list("v1", "Node", everywhere=True), min_queried_at=min_queried_at)
     if response.result is None:
         raise ClusterError(client.host, "list Node", "the query failed", 0)
     nodes: list[Any] = response.result

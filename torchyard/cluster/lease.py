@@ -300,8 +300,9 @@ def record_outcome(plan: ManifestPlan, outcome: Outcome | None) -> None:
     """Record the attempt's outcome, sealed with the run's key; None: the attempt continues, whatever was recorded."""
     secret = lease_record.get_lease_key(plan.lease)
     number = plan.labels[ATTEMPT_KEY]
+    sealed_outcome = lease_record.seal_outcome(plan.run, number, outcome, secret) if outcome else ""
     annotations = {
-        lease_record.OUTCOME_ANNOTATION: lease_record.seal_outcome(plan.run, number, outcome, secret) if outcome else "",
+        lease_record.OUTCOME_ANNOTATION: sealed_outcome,
         lease_record.SUBMITTED_ANNOTATION: number,  # an outcome implies it, and it may have been lost
     }
     _annotate_lease(plan, annotations)

@@ -79,6 +79,10 @@ class MultiplexedTransport(httpx.AsyncBaseTransport):
             return new_connection
 
     async def _open_connection(self, request: httpx.Request) -> "_Connection | None":
+        """A new connection to the request's host; None if the server does not choose HTTP/2.
+
+        httpx.ConnectTimeout or httpx.ConnectError if there is none.
+        """
         url = request.url
         server_name = request.extensions.get("sni_hostname") or url.host
         try:
@@ -300,5 +304,6 @@ class _Stream(httpx.AsyncByteStream):
 
 
 def _get_timeout_s(request: httpx.Request, kind: str) -> float | None:
+    """The request's time limit for `connect`, `read`, `write` or `pool`, in seconds; None without a limit."""
     timeouts: dict[str, float | None] = request.extensions.get("timeout", {})
     return timeouts.get(kind)

@@ -60,7 +60,7 @@ def _build_folder_row(summary: RunSummary) -> ListedRun:
 
 
 def _select_progress(progress: JobProgress | None, numbers: Sequence[int]) -> JobProgress | None:
-    """The progress, if it is that of the last attempt."""
+    """The progress if it is that of the last attempt, else None. `numbers`: of all attempts, ascending."""
     return progress if progress and numbers and progress.attempt == numbers[-1] else None
 
 

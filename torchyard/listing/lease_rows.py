@@ -114,6 +114,7 @@ def list_attempt_pods(pods: Sequence[Mapping[str, Any]], attempt: int | None) ->
 
 
 def _to_attempt(label: object) -> int | None:
+    """The number of an attempt in a label that anyone may have written; None if it is not one."""
     return int(label) if isinstance(label, str) and label.isascii() and label.isdigit() else None
 
 

@@ -91,7 +91,7 @@ class Process(FrozenModel):
 
     @property
     def site(self) -> Site | None:
-        """The folder that it needs on its host; processes may share one."""
+        """The folder that it needs on its host, which processes may share; None if it needs none."""
         return self.script.site
 
 

@@ -223,7 +223,7 @@ class Runner:
                 text = "attempt %d cannot start yet, and waits, at most %s (deadlines.start): %s"
                 get_log().warning(text, run.attempt, format_duration(wait_s), message)
                 last_message = message
-            self._pause(min(time.monotonic() + _PREFLIGHT_INTERVAL_S, deadline))
+            self._pause_until(min(time.monotonic() + _PREFLIGHT_INTERVAL_S, deadline))
 
     def _check_plan(self, profile: Profile, run: Run) -> Plan:
         """The plan of a profile after its preflight. PreflightError if a check failed."""
@@ -344,7 +344,7 @@ class Runner:
             get_log().warning(message, wait_s, "; ".join(live_processes))
         while live_processes and not is_lease_over:
             self._check_owner()
-            self._pause(min(time.monotonic() + _LIVE_QUERY_INTERVAL_S, deadline))
+            self._pause_until(min(time.monotonic() + _LIVE_QUERY_INTERVAL_S, deadline))
             is_lease_over = time.monotonic() >= deadline
             live_processes = job.list_live_processes(is_lease_over=is_lease_over)
         if not live_processes:  # what its hosts still have can be fetched now, if they answer
@@ -352,11 +352,11 @@ class Runner:
             self.leftovers += self.remove(attempt.plan)
         return live_processes
 
-    def _pause(self, end: float) -> None:
-        """Wait until the monotonic time `end`; a cancel ends the wait."""
-        while time.monotonic() < end:
+    def _pause_until(self, deadline: float) -> None:
+        """Wait until `deadline`, in monotonic seconds; a cancel ends the wait."""
+        while time.monotonic() < deadline:
             self.control.check_cancelled()
-            time.sleep(min(_CANCEL_POLL_INTERVAL_S, max(0.0, end - time.monotonic())))
+            time.sleep(min(_CANCEL_POLL_INTERVAL_S, max(0.0, deadline - time.monotonic())))
 
     def remove(self, plan: Plan) -> tuple[str, ...]:
         """Tear an attempt down; return its leftovers, empty if there are none.

@@ -56,7 +56,7 @@ class Progress:
         self._first_progress: tuple[float, float] | None = None
 
     def add(self, rows: Sequence[Row]) -> ProgressUpdate | None:
-        """Add new rows; return an update if one is due and there is something new."""
+        """Add new rows; return an update if one is due and there is something new, else None."""
         for row in rows:
             self._row |= row
         if time.monotonic() < self._next_report_at:
@@ -102,7 +102,10 @@ class OutputProgress:
         self._has_rows = False
 
     def add(self, event: RowsRead) -> str | None:
-        """Return `rank 0: 1,204 collectives done; its last line: epoch 3` if a summary is due and there is news."""
+        """Return a summary if one is due and there is news, else None.
+
+        Such as `rank 0: 1,204 collectives done; its last line: epoch 3`.
+        """
         self._has_rows = self._has_rows or bool(event.rows)
         self._last_line = _find_last_line(event.lines) or self._last_line
         if event.collectives is not None:

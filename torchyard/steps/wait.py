@@ -86,8 +86,8 @@ class _JobPoller:
         poll()      reads states and logs once; done when `outcome` is set
         conclude()  stops what still runs and reads every log to its end; done when it returns the final outcome
 
-    A verdict about a running job, such as a hang, counts for one try to stop it. If that fails, `outcome` is None again,
-    and the job is judged anew once it is observed: it may have recovered meanwhile.
+    A verdict about a running job, such as a hang, counts for one try to stop it. If that fails, `outcome` is None
+    again, and the job is judged anew once it is observed: it may have recovered meanwhile.
 
     All of it runs on the caller's thread; the watch has its own threads, which the caller's ExitStack stops.
     RunInUseError if another process has taken the run over.

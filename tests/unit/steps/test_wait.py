@@ -12,8 +12,8 @@ import pytest
 from tests.builders.rank_records import build_record
 from tests.conftest import Planned
 from tests.doubles.fake_api import FakeApi
-from tests.doubles.job_events import take_rows, take_status
 from tests.doubles.fake_objects import ObjectKey
+from tests.doubles.job_events import take_rows, take_status
 from tests.doubles.pod_jobs import NODES, Job, build_lines, run_later
 from tests.doubles.scripted_jobs import JOINED_TEXT, OLD_LINE, Make, wait_briefly
 from tests.inputs.nccl_lines import list_socket_lines
