@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from kubernetes.utils import parse_quantity
 
 from torchyard.kube import absence
-from torchyard.kube.credentials import Credentials
+from torchyard.kube.credentials import Credentials, load_first
 from torchyard.kube.http import (
     Request,
     Response,
@@ -69,8 +69,8 @@ class Client:
     """
 
     def __init__(self, cluster: Cluster) -> None:
-        """Raises ClusterError if the context does not exist or there is no kubeconfig at all."""
-        settings, context = load_settings(cluster.context)
+        """Raises ClusterError if the context does not exist, there is no kubeconfig at all, or its plugin hangs."""
+        settings, context = load_first(lambda: load_settings(cluster.context))
         context_name = cluster.context or context.get("name")
         self.context = context_name
         self.namespace = cluster.namespace or context.get("context", {}).get("namespace") or "default"

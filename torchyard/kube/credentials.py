@@ -1,15 +1,19 @@
-"""Credentials that expire: reloaded once for all threads whose requests were refused with them."""
+"""Credentials that expire: loaded in a limited time, and reloaded once for all threads whose requests were refused."""
 
 import contextlib
 import signal
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, wait
+from http import HTTPStatus
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from torchyard.common.log import get_log
 from torchyard.host.processes import list_descendants, send_signal
 from torchyard.kube.retry import TransientError
+from torchyard.model.errors import ClusterError
 
 RELOAD_INTERVAL_S = 10.0  # between two reloads, if the new credentials are refused as well
 RELOAD_TIMEOUT_S = 20.0  # after the start of a reload, no thread waits for it any more
@@ -97,6 +101,36 @@ class Credentials(Generic[T]):
             _kill_children(self._reload_thread)
         problem = f"the credentials cannot be reloaded: {self._name} has not responded for {elapsed_s:.0f} s"
         return TransientError(f"{problem}; log in, or end its process", 401)
+
+
+def load_first(load: Callable[[], T]) -> T:
+    """The result of `load`, which reads a kubeconfig for the first time and may run its plugin.
+
+    It has a thread of its own, like a reload. A warning is logged if it takes longer than `RELOAD_TIMEOUT_S`: a person
+    may be logging in. After `PLUGIN_TIMEOUT_S` its processes are killed.
+
+    Raises what `load` raises, and ClusterError with status 401 if it takes too long.
+    """
+    result: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(load())
+        except BaseException as error:
+            result.set_exception(error)
+
+    thread = threading.Thread(target=run, daemon=True, name="credentials")
+    thread.start()
+    if not wait({result}, RELOAD_TIMEOUT_S).done:
+        message = "the credentials of the kubeconfig are not loaded after %.0f s: its plugin may wait for a login"
+        get_log().warning(message, RELOAD_TIMEOUT_S)
+        if not wait({result}, PLUGIN_TIMEOUT_S - RELOAD_TIMEOUT_S).done:
+            _kill_children(thread)
+            problem = (
+                f"its plugin has not responded for {PLUGIN_TIMEOUT_S:.0f} s, and was ended; log in, then try again"
+            )
+            raise ClusterError("kubeconfig", "load the credentials", problem, HTTPStatus.UNAUTHORIZED)
+    return result.result()
 
 
 def _kill_children(thread: threading.Thread) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.waiting import TIMEOUT_S, wait_until
 from torchyard.kube import credentials
-from torchyard.kube.credentials import Credentials
+from torchyard.kube.credentials import Credentials, load_first
 from torchyard.kube.retry import TransientError
 from torchyard.model.errors import ClusterError
 
@@ -97,6 +97,36 @@ def test_hanging_plugin_is_killed_at_last(monkeypatch: pytest.MonkeyPatch) -> No
 
     wait_until(is_renewed)
     assert tokens.current == "second"
+
+
+def test_first_load_that_hangs_is_reported_and_then_ended(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A plugin that hangs at the first load gets a warning, and then a named error instead of blocking for ever."""
+    monkeypatch.setattr(credentials, "RELOAD_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(credentials, "PLUGIN_TIMEOUT_S", 1.0)
+    has_ended = threading.Event()
+
+    def load() -> None:
+        subprocess.run(["sh", "-c", "sleep 1000; true"], check=False)
+        has_ended.set()
+
+    with pytest.raises(ClusterError, match="plugin has not responded for 1 s") as caught:
+        load_first(load)
+    assert caught.value.is_transient
+    assert "plugin may wait for a login" in caplog.text
+    assert has_ended.wait(TIMEOUT_S)  # its processes were killed
+
+
+def test_error_of_the_first_load_is_raised() -> None:
+    """What the first load raises is raised to the caller, and its result is returned."""
+
+    def fail() -> None:
+        raise ClusterError("kubeconfig", "read it", "no such context", 0)
+
+    with pytest.raises(ClusterError, match="no such context"):
+        load_first(fail)
+    assert load_first(lambda: "token") == "token"
 
 
 def test_threads_wait_for_one_reload_together() -> None:
