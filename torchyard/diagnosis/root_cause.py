@@ -60,8 +60,10 @@ _NCCL_WARNING_LINES = 100  # before an exception that reports NCCL's error
 _LAST_NCCL_ERROR = "Last error:"
 _NCCL_MESSAGE_LINES = 6  # after its first line
 
+# By a process, about itself, or by a launcher: composer, Open MPI and Intel MPI.
 _RANK_IN_LINE = re.compile(
     r"\[(?:PG [^\]]{0,80} )?[Rr]ank:? ?(?P<bracketed>\d{1,6})\]|\bon rank:? ?(?P<bare>\d{1,6})\b"
+    r"|\b(?:[Rr]ank|RANK) (?P<reported>\d{1,6}) (?:crashed with|with PID|PID|\(PID) "
 )
 _ENDPOINT = re.compile(r"\([\w.:-]{1,200}, \d{1,5}\)")  # as torch prints it: (host-0, 29500)
 _NCCL_LINE = re.compile("NCCL WARN")
@@ -70,7 +72,7 @@ _NCCL_EXCEPTION = re.compile(r"NCCL [Ee]rror|nccl\w{2,30}Error|DistBackendError"
 # An exception that only reports the failure of something else, which has logged its own before.
 _REPORTING_EXCEPTION = re.compile(
     r"(?i)\b(?:see|check)\b.{0,60}\b(?:above|root cause|logs?)\b|\b(?:workers?|engine(?: ?core)?|child(?:ren)?|actors?"
-    r"|subprocess|training|launch|job)\b[^:]{0,60}\b(?:failed|died|exited|crashed|dead|aborted)|\bCalledProcessError\b"
+    r"|threads?|subprocess|training|launch|job)\b[^:]{0,60}\b(?:failed|died|exited|crashed|dead|aborted)|\bCalledProcessError\b"
 )
 
 
@@ -393,14 +395,16 @@ def _choose_symptom(
 ) -> _Finding | None:
     """The finding of the last exception of a process, or the nearest one of a whole node's; None if there is neither.
 
+    An exception after which the program could go on counts if there is no other one, or if it is nearer to the origin.
     A line that is nearer to the origin precedes it. So does NCCL's own line an exception that reports NCCL's error, a
     warning about the endpoint to which a connection failed, a line about a fault of the GPU an error of CUDA, and a
-    line about a kill an exception that only reports the end of another process.
+    line about a kill or a lost worker an exception that only reports the end of another process.
     """
     exception: Symptom | None = None
     candidates: list[Symptom] = []
     if exceptions:
-        exception = exceptions[-1] if suspect.has_own_lines else min(exceptions, key=_symptom_distance)
+        main_exceptions = [symptom for symptom in exceptions if not symptom.is_aside] or exceptions
+        exception = main_exceptions[-1] if suspect.has_own_lines else _choose_first(main_exceptions)
         if _REPORTING_EXCEPTION.search(exception.evidence.text):
             exception = min(_drop_reports(exceptions) or exceptions, key=_symptom_priority)
             candidates += [line for line in bare_lines if _explains_end(line.rule)]
@@ -411,12 +415,28 @@ def _choose_symptom(
         candidates += [line for line in bare_lines if line.rule.cause in _GPU_FAULTS]
     if exception.rule.distance > Distance.OWN:
         candidates += [line for line in bare_lines if line.rule.distance <= exception.rule.distance]
+        candidates += [aside for aside in exceptions if aside.is_aside and aside.rule.distance == Distance.OWN]
         endpoint = _ENDPOINT.search(exception.evidence.text)
         if endpoint:
             candidates += [line for line in warnings if _is_about(line, endpoint[0], exception)]
     if _NCCL_EXCEPTION.search(exception.evidence.text):
         candidates += [line for line in bare_lines if _NCCL_LINE.search(line.evidence.text)]
     return _build_finding(suspect, min([exception, *candidates], key=_symptom_priority))
+
+
+def _choose_first(exceptions: Sequence[Symptom]) -> Symptom:
+    """The nearest and then the first exception of a log that several processes share.
+
+    Of one that is printed twice, it is the line that names its rank: a process may log its exception before the one
+    that started it reports it.
+    """
+    first = min(exceptions, key=_symptom_distance)
+    for symptom in exceptions:
+        evidence = symptom.evidence
+        is_named = evidence.local_rank is not None or evidence.rank is not None
+        if is_named and evidence.text == first.evidence.text:
+            return symptom
+    return first
 
 
 def _drop_reports(exceptions: Iterable[Symptom]) -> list[Symptom]:
@@ -429,8 +449,9 @@ def _drop_reports(exceptions: Iterable[Symptom]) -> list[Symptom]:
 
 
 def _explains_end(rule: LogRule) -> bool:
-    """Whether a rule is about a signal that ends a process, or its sender."""
-    return rule.explains_signal or any(code < 0 for code in rule.worker_codes)
+    """Whether a rule is about a signal that ends a process, or its sender, or about a worker that was lost."""
+    is_about_signal = rule.explains_signal or any(code < 0 for code in rule.worker_codes)
+    return is_about_signal or rule.cause is PlatformCause.WORKER_LOST
 
 
 def _is_about(warning: Symptom, endpoint: str, exception: Symptom) -> bool:
@@ -731,7 +752,7 @@ def _build_failure(finding: _Finding, parts_by_node: Mapping[str, Sequence[LogLi
 def _parse_rank(line: str) -> int | None:
     """The rank that a line names as its own; None if it names none."""
     match = _RANK_IN_LINE.search(line)
-    return int(match["bracketed"] or match["bare"]) if match else None
+    return int(match["bracketed"] or match["bare"] or match["reported"]) if match else None
 
 
 def _find_nccl_warning(lines: Sequence[LogLinePart], end: int) -> str | None:

@@ -85,12 +85,14 @@ class Symptom(NamedTuple):
     evidence: the line that a rule matches, or the last line of the exception.
     end: the index of its last line in the process's log.
     has_traceback: it is an exception that was printed with its traceback.
+    is_aside: it is an exception after which the program could go on, as after one of another thread.
     """
 
     rule: LogRule
     evidence: LogLinePart
     end: int
     has_traceback: bool = False
+    is_aside: bool = False
 
 
 class ProcessTimes(NamedTuple):
@@ -138,7 +140,7 @@ class ProcessSymptoms:
         waits = [symptom.evidence.timestamp for symptom in line_symptoms if symptom.rule.distance == Distance.WAIT]
         self._waited_until = min(waits, default=None)
         for exception in parts.exceptions:
-            symptom = self._match_exception(exception)
+            symptom = self._match_exception(exception)._replace(is_aside=exception.is_aside)
             is_over = exception.is_harmless or self._is_early(symptom) or self._has_survived(symptom)
             (self.survived if is_over else self.exceptions).append(symptom)
         current_symptoms: list[Symptom] = []

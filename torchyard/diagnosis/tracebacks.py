@@ -38,14 +38,25 @@ _CARRIED_TRACEBACK = re.compile(
     r"|" + re.escape(_CARRIED_HEADER + _HEADER)
 )
 _CARRIER = re.compile(r"\S{1,200}: *(?:$|Caught \S{1,200} in )")
-# Python's logging could not write a message: it prints a traceback and the call's stack, and the program goes on.
-_LOGGING_ERROR = "--- Logging error ---"
-_LOGGING_ERROR_END = "Arguments: "
+# Python's logging or loguru could not write a message: it prints a traceback, and the program goes on.
+_LOGGING_ERROR = re.compile(r"--- Logging error (?:in Loguru Handler #\d{1,5} )?---")
+_LOGGING_ERROR_END = ("Arguments: ", "--- End of logging error ---")
+# Python and asyncio announce by these an exception that does not end the program: one of another thread, of a function
+# that they call at exit, of a task that nothing waits for, or of the hook that prints exceptions.
+_ASIDE = re.compile(
+    r"Exception in thread .{1,200}:\s*$|Error in (?:atexit\._run_exitfuncs|sys\.excepthook):"
+    r"|(?:Task|Future) exception was never retrieved|Exception in callback "
+)
+_ASIDE_DETAILS = ("future: ", "handle: ")  # a line between the announcement of asyncio and the traceback
+# Before each exception of a group after the first.
+_GROUP_SEPARATOR = re.compile(r"[\s|]{0,200}\+-{3,40} (?:\d{1,6}|\.\.\.) -{3,40}\s*$")
+# Ends the prefix of a line that torch's hook for uncaught exceptions printed, and that another process has logged.
+_HOOK_PREFIX = re.compile(r"\[rank\d{1,6}\]: $")
 # The lines after an exception's first one that belong to its message, and what ends them.
 _MAX_MESSAGE_LINES = 6
 _MAX_MESSAGE_DELAY_S = 0.5
 _MESSAGE_END = re.compile(
-    r"[DIWEF]\d{4} |\[[DIWEF]\d{0,4} |[=-]{5}|\s*$|Exception ignored|srun: |slurmstepd: "
+    r"[DIWEF]\d{4} |\[[DIWEF]\d{0,4} |[=-]{5}|\s*$|Exception (?:ignored|in thread)|srun: |slurmstepd: "
     r"|.{0,200}Child process with PID "
 )
 
@@ -59,6 +70,7 @@ class RaisedException(NamedTuple):
     start: the index of the chain's first line in the log.
     end: the index of its last line in the log.
     is_harmless: Python ignored it, or reported it and went on, or a logger reported it below the level of an error.
+    is_aside: the program could go on after it, as after one of another thread, and may have ended because of it.
     has_traceback: False for a line that only looks like an exception.
     """
 
@@ -68,6 +80,7 @@ class RaisedException(NamedTuple):
     end: int
     is_harmless: bool
     has_traceback: bool
+    is_aside: bool = False
 
 
 class ProcessLines(NamedTuple):
@@ -145,13 +158,14 @@ def _parse_frame(line: LogLinePart) -> list[Frame]:
 class _Chain:
     """The tracebacks of one exception, while they are read."""
 
-    def __init__(self, start: int, *, is_harmless: bool, is_ignored: bool) -> None:
+    def __init__(self, start: int, *, is_harmless: bool, is_ignored: bool, is_aside: bool) -> None:
         self.lines: list[LogLinePart] = []
         self.message: list[LogLinePart] = []
         self.start = start
         self.end = 0
         self.is_harmless = is_harmless
         self.is_ignored = is_ignored
+        self.is_aside = is_aside
         self.has_frame = False
         self.has_module_frame = False
         self._is_carrier = False
@@ -188,7 +202,9 @@ class _Chain:
         if not lines:
             return None
         is_harmless = self.is_harmless or (self.is_ignored and not (self.may_be_ignored and is_only_one))
-        return RaisedException(lines, self.message, self.start, self.end, is_harmless, has_traceback=True)
+        return RaisedException(
+            lines, self.message, self.start, self.end, is_harmless, has_traceback=True, is_aside=self.is_aside
+        )
 
 
 class _TracebackReader:
@@ -204,18 +220,20 @@ class _TracebackReader:
         self._in_message = False
         self._is_chained = False  # a sentence has announced that the next traceback belongs to this chain
         self._is_ignored = False  # Python has announced that the next traceback is of an exception that it ignores
+        self._is_aside = False  # the next traceback is announced as one after which the program can go on
+        self._is_relayed = False  # the header of the current traceback was logged with the prefix of torch's hook
         self._in_logging_error = False
 
     def process(self, index: int, line: LogLinePart) -> None:
         """Read the next line of the process."""
         text = self._strip_prefix(line.text)
-        if self._in_logging_error or _LOGGING_ERROR in text:
+        if self._in_logging_error or _LOGGING_ERROR.search(text):
             self._in_logging_error = not text.startswith(_LOGGING_ERROR_END)
         elif carried := _CARRIED_TRACEBACK.match(text):
             self._start_carried(index, line, carried)
         elif _HEADER in text or _FRAME.match(text):
             self._process_frame(index, line)
-        elif text.startswith(_CHAIN_SENTENCES):
+        elif text.startswith(_CHAIN_SENTENCES) or _GROUP_SEPARATOR.match(line.text):
             self._is_chained = True
         elif self._in_traceback:
             self._process_traceback_line(index, line, text)
@@ -248,17 +266,24 @@ class _TracebackReader:
         prefix, header, _ = line.text.partition(_HEADER)
         if self._chain is None or not (self._in_traceback or self._is_chained):
             is_logged_below_error = bool(header) and is_harmless(prefix)
-            self._chain = _Chain(index, is_harmless=is_logged_below_error, is_ignored=self._is_ignored)
+            self._chain = _Chain(
+                index, is_harmless=is_logged_below_error, is_ignored=self._is_ignored, is_aside=self._is_aside
+            )
+            self._is_relayed = bool(_HOOK_PREFIX.search(prefix))
             self.chains.append(self._chain)
         assert self._chain
         if not header and not self._chain.has_frame:
             self._chain.has_frame = True
+            if self._is_relayed and self._prefix and self._prefix.match(line.text):
+                # A logger that prints each line of the hook: the exception ended the process that raised it.
+                self._chain.is_harmless = False
             self._chain.is_harmless = self._chain.is_harmless or bool(_SURVIVING_FRAME.search(line.text))
         self._chain.has_module_frame = self._chain.has_module_frame or line.text.rstrip().endswith(_MODULE_FRAME)
         self._in_traceback = True
         self._foreign_lines = 0
         self._is_chained = False
         self._is_ignored = False
+        self._is_aside = False
 
     def _process_traceback_line(self, index: int, line: LogLinePart, text: str) -> None:
         """Read a line after a frame: its source, the exception itself, or a line of another process."""
@@ -280,6 +305,8 @@ class _TracebackReader:
         """Read a line outside of tracebacks: it may continue the message of the exception before it."""
         if text.strip():
             self._is_ignored = text.startswith("Exception ignored")
+            is_detail = self._is_aside and text.startswith(_ASIDE_DETAILS)
+            self._is_aside = is_detail or bool(_ASIDE.match(text))
         chain = self._chain
         if not self._in_message or chain is None:
             return

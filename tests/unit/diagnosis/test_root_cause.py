@@ -644,3 +644,23 @@ def test_exception_with_another_exit_code_than_pythons_names_the_code() -> None:
     failure = diagnose_lines({"node_0": 1}, node_0=rows)
     assert failure.sentence.endswith("(at train.py:3); it exited with code 3.")
     assert "'learning_rate'; read" in failure.sentence
+
+
+def test_exception_that_is_printed_twice_has_the_rank_of_the_line_that_names_it() -> None:
+    """A process of mp.spawn may log its exception, and the one that started it reports it again with its number."""
+    frames = ["Traceback (most recent call last):", '  File "/srv/app/train.py", line 3, in step']
+    error = "RuntimeError: CUDA error: an illegal memory access was encountered"
+    spawn = [*frames, "Exception: ", "", "-- Process 2 terminated with the following error:", *frames, error]
+    failure = diagnose_lines({"node_0": 1}, node_0=["ERROR in training:", *frames, error, "total time 10 s", *spawn])
+    assert (failure.cause, failure.rank) == ("cuda-error", 2)
+
+
+def test_lost_worker_explains_the_exception_about_it() -> None:
+    """Ray reports a lost worker, and then its own trainer raises an exception that says no more."""
+    rows = [
+        "2026-11-21 17:21:35,472 WARNING worker.py:1829 -- A worker died or was killed while executing a task",
+        "ray.exceptions.RayTaskError(RuntimeError): ray::Trainer.train() (pid=42)",
+        '  File "/srv/ray/trainable.py", line 3, in train',
+        "RuntimeError: Worker failed",
+    ]
+    assert diagnose_lines({"node_0": 1}, node_0=rows).cause == "worker-lost"

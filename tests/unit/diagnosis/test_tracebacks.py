@@ -136,6 +136,86 @@ def test_error_of_logging_is_not_an_exception_of_the_program() -> None:
     assert diagnose_lines({"node_0": 143}, node_0=["hello", *rows]).cause == "terminated"
 
 
+def test_error_of_loguru_is_not_an_exception_of_the_program() -> None:
+    """Nor does what loguru prints when it cannot write a message; an exception after it counts."""
+    rows = [
+        "--- Logging error in Loguru Handler #1 ---",
+        "Record was: {'elapsed': datetime.timedelta(0), 'exception': None}",
+        "Traceback (most recent call last):",
+        '  File "/opt/venv/lib/python3.11/site-packages/loguru/_handler.py", line 206, in emit',
+        "OSError: [Errno 28] No space left on device",
+        "--- End of logging error ---",
+    ]
+    assert list_exceptions(*rows) == []
+    assert list_exceptions(*rows, *TRACEBACK) == [["torch.OutOfMemoryError: CUDA out of memory."]]
+
+
+ASIDE_TRACEBACK = [
+    "Traceback (most recent call last):",
+    '  File "/opt/python/multiprocessing/connection.py", line 399, in _recv',
+    "ConnectionResetError: [Errno 104] Connection reset by peer",
+]
+
+
+@pytest.mark.parametrize(
+    "announcement",
+    [
+        ["Exception in thread Thread-3 (_pin_memory_loop):"],
+        ["Error in atexit._run_exitfuncs:"],
+        ["Error in sys.excepthook:"],
+        ["Task exception was never retrieved", "future: <Task finished name='Task-7' coro=<serve() done>>"],
+        ["Future exception was never retrieved", "future: <Future finished exception=ConnectionResetError()>"],
+    ],
+    ids=["thread", "exit", "hook", "task", "future"],
+)
+def test_exception_beside_the_program_is_the_cause_only_without_another_one(announcement: list[str]) -> None:
+    """An exception of another thread, of a task or at exit ends no program: one of its main thread is the cause."""
+    aside = [f"[default0]:{row}" for row in (*announcement, *ASIDE_TRACEBACK)]
+    main = [f"[default0]:{row}" for row in TRACEBACK]
+    for rows in ([*aside, *main], [*main, *aside]):
+        assert diagnose_lines({"node_0": 1}, node_0=rows).cause == "oom-gpu"
+    assert diagnose_lines({"node_0": 1}, node_0=aside).cause == "peer-lost"
+
+
+def test_exception_of_a_thread_explains_one_that_only_reports_its_end() -> None:
+    """If the main thread only reports that another one has ended, the exception of that thread is the cause."""
+    thread = ["Exception in thread Thread-1 (save):", *TRACEBACK[:-1], "OSError: [Errno 28] No space left on device"]
+    report = [*TRACEBACK[:-1], "RuntimeError: Saving thread exited unexpectedly"]
+    rows = [f"[default0]:{row}" for row in (*thread, *report)]
+    assert diagnose_lines({"node_0": 1}, node_0=rows).cause == "disk-full"
+
+
+def test_exceptions_of_a_group_are_one() -> None:
+    """Of a group of exceptions, the one that shows a cause counts, whatever its number is."""
+    rows = [
+        "  + Exception Group Traceback (most recent call last):",
+        '  |   File "/srv/app/train.py", line 40, in <module>',
+        "  | ExceptionGroup: unhandled errors in a TaskGroup (2 sub-exceptions)",
+        "  +-+---------------- 1 ----------------",
+        *(f"    | {row}" for row in (*TRACEBACK[:-1], "KeyError: 'labels'")),
+        "    +---------------- 2 ----------------",
+        *(f"    | {row}" for row in TRACEBACK),
+        "    +------------------------------------",
+    ]
+    assert list_exceptions(*rows) == [["KeyError: 'labels'", "torch.OutOfMemoryError: CUDA out of memory."]]
+    assert diagnose_lines({"node_0": 1}, node_0=["start", *rows]).cause == "oom-gpu"
+
+
+@pytest.mark.parametrize(
+    "logger", ["2026-11-21 03:11:02,47{index} - tuner - INFO - ", "[2026-11-21 03:11:0{index}] [INFO] "]
+)
+def test_uncaught_exception_that_another_process_logs_as_information_counts(logger: str) -> None:
+    """The prefix of torch's hook for uncaught exceptions, on each line, proves more than the level of who relays it."""
+    rows = [f"{logger.format(index=index)}[rank3]: {row}" for index, row in enumerate(TRACEBACK)]
+    failure = diagnose_lines({"node_0": 1}, node_0=["start", *rows])
+    assert (failure.cause, failure.rank) == ("oom-gpu", 3)
+
+
+def test_exception_that_a_rank_logs_as_information_is_harmless() -> None:
+    """A rank's own logger prints its prefix once, before a message of several lines."""
+    assert list_exceptions(f"2026-11-21 03:11:02,475 INFO [rank3]: {TRACEBACK[0]}", *TRACEBACK[1:]) == []
+
+
 WORKER_FRAMES = [
     '  File "/opt/venv/lib/python3.11/site-packages/torch/utils/data/_utils/worker.py", line 349, in _worker_loop',
     "    data = fetcher.fetch(index)",
