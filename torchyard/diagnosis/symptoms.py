@@ -5,6 +5,7 @@ one that goes on to print other things, that takes part in collectives, or that 
 """
 
 import re
+import signal
 from bisect import bisect_right
 from collections.abc import Sequence
 from functools import lru_cache
@@ -18,7 +19,7 @@ from torchyard.diagnosis.tracebacks import (
     is_raised_by_data_worker,
     split_lines,
 )
-from torchyard.model.causes.cause import Distance, LogRule
+from torchyard.model.causes.cause import Distance, LogRule, list_exit_code_patterns
 from torchyard.model.causes.fabric import FabricCause
 from torchyard.model.causes.gpu import GpuCause
 from torchyard.model.causes.memory import HOST_MEMORY_NOT_PINNED
@@ -45,6 +46,8 @@ _DIAGNOSTIC = re.compile(
 )
 # srun reports the end of a task, and cancels the step itself if that was a failure.
 _TASK_ENDED = re.compile(r"srun: error: .{1,200}: tasks? [\d,-]{1,200}: (?!Terminated)")
+# How a launcher reports the end of a process that it has stopped.
+_STOPPED_BY_LAUNCHER = re.compile("|".join(list_exit_code_patterns(signal.SIGTERM)))
 # What a process raises once the helpers to which it writes have gone.
 _BROKEN_PIPE = re.compile(r"\b(?:BrokenPipeError|ConnectionResetError|EOFError)\b")
 # Exceptions whose words do not show the cause, which the call that raised them does: EAGAIN without a file, which flock
@@ -227,13 +230,15 @@ class ProcessSymptoms:
         """The symptoms without those that only follow from an earlier line.
 
         A scheduler kills the tasks of a job that it ends, Lightning its main process after another one has failed, and
-        srun cancels the step of a task that has failed.
+        srun cancels the step of a task that has failed, and other launchers stop the processes that still run.
         """
         kept = []
         is_kill_expected = False
         for symptom in symptoms:
             cause = symptom.rule.cause
             if cause is ProgramCause.KILLED and is_kill_expected:
+                continue
+            if cause is PlatformCause.TERMINATED and kept and _STOPPED_BY_LAUNCHER.search(symptom.evidence.text):
                 continue
             is_kill_expected = is_kill_expected or cause in _SCHEDULER_CAUSES or symptom.rule is CHILD_EXITED
             if cause is PlatformCause.CANCELLED and self._has_task_ended_before(symptom):

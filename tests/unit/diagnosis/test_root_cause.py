@@ -664,3 +664,15 @@ def test_lost_worker_explains_the_exception_about_it() -> None:
         "RuntimeError: Worker failed",
     ]
     assert diagnose_lines({"node_0": 1}, node_0=rows).cause == "worker-lost"
+
+
+def test_launcher_that_stops_the_others_does_not_hide_the_first_failure() -> None:
+    """A launcher reports the process that crashed, and then those that it has stopped."""
+    rows = [
+        "ERROR:composer.cli.launcher:Rank 2 crashed with exit code -7.",
+        "Global rank 0 (PID 42) exited with code -15",
+        "Global rank 1 (PID 43) exited with code -15",
+        "Global rank 2 (PID 44) exited with code -7",
+    ]
+    failure = diagnose_lines({"node_0": 1}, node_0=rows)
+    assert (failure.cause, failure.rank, failure.retry) == ("shm-exhausted", 2, False)

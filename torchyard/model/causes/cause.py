@@ -60,6 +60,17 @@ class Distance(IntEnum):
     UNKNOWN = 6
 
 
+def list_exit_code_patterns(signal_number: int) -> tuple[str, ...]:
+    """The forms in which launchers print that a process ended by a signal: Python's code of it, and the shell's."""
+    code = rf"(?:-{signal_number}|{128 + signal_number})\b"
+    return (
+        rf"return code = {code}",
+        rf"terminated with code {code}",
+        rf"exit(?:ed with)? (?:exit )?(?:code|status)[: =]{{1,2}}{code}",
+        rf"KILLED BY SIGNAL: {signal_number}\b",
+    )
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LogRule:
     """A line of a log, or an exit code, that shows a cause.

@@ -219,7 +219,7 @@ FABRIC_RULES = (
     LogRule(
         cause=FabricCause.NCCL_CUDA_ERROR,
         symptom="had NCCL fail in CUDA ({evidence})",
-        patterns=("unhandled cuda error", "ncclUnhandledCudaError", "NCCL WARN.{0,20}Cuda failure"),
+        patterns=("unhandled cuda error", "ncclUnhandledCudaError", "NCCL WARN.{0,20}(?:Cuda|HIP) failure"),
         distance=Distance.FABRIC,
     ),
     # One host's peers are rightly at this address, so that it proves nothing about another attempt.
@@ -257,7 +257,7 @@ FABRIC_RULES = (
         symptom="lost the connection to a peer",
         patterns=(
             "[Cc]onnection (?:was )?(?:closed|reset) by (?:remote )?peer",
-            "[Bb]roken [Pp]ipe",
+            r"(?<! to - \[Errno 32\] )[Bb]roken [Pp]ipe",  # not of a command whose reader has enough
             "Connection was likely closed",
             "lost communication with a remote daemon",
             "failed to recv, got 0 bytes",

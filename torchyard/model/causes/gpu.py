@@ -39,7 +39,7 @@ GPU_RULES = (
     LogRule(
         cause=GpuCause.NVLINK_FAULT,
         symptom="has a broken NVLink ({evidence})",
-        patterns=(_XID + r"74\b", "[Uu]ncorrectable NVLink", "NVLink.{0,40}error"),
+        patterns=(_XID + r"74\b", "[Uu]ncorrectable NVLink", r"NVLink.{0,40}error(?!s?\W{0,40}(?:0|N/A)\b)"),
     ),
     LogRule(
         cause=GpuCause.GPU_FAULT,
@@ -123,7 +123,7 @@ GPU_RULES = (
         patterns=(
             r"(?:CUDA|HIP) (?:runtime |driver )?error\b",
             r"\bcudaError[A-Z]\w",
-            "(?:CUBLAS|CUDNN|CUSPARSE|CUSOLVER)_STATUS_(?!SUCCESS)",
+            "(?:CUBLAS|CUDNN|CUSPARSE|CUSOLVER|HIPBLAS)_STATUS_(?!SUCCESS)",
             "device-side assert",
             "illegal memory access",
             "Memory access fault by GPU",

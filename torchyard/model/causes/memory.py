@@ -1,6 +1,6 @@
 """Causes in memory, disks and files, of a node and of a GPU."""
 
-from torchyard.model.causes.cause import Cause, CauseFacts, LogRule
+from torchyard.model.causes.cause import Cause, CauseFacts, LogRule, list_exit_code_patterns
 
 _SHM = r"(?:/dev/shm|</torch_|shared memory)"
 # An error of the system that is no lack of space. torch reports `Success` where it does not know the error.
@@ -60,7 +60,7 @@ MEMORY_RULES = (
         patterns=(
             _CUDA + ".{0,60}out of memory",
             r"\bOutOfMemoryError",
-            "(?:CUBLAS|CUDNN)_STATUS_ALLOC_FAILED",
+            "(?:CUBLAS|CUDNN|HIPBLAS)_STATUS_ALLOC_FAILED",
             "OOM when allocating",
             "CUDA_ERROR_OUT_OF_MEMORY",
             "cudaErrorMemoryAllocation",
@@ -81,8 +81,7 @@ MEMORY_RULES = (
             r"\b[Bb]us error",
             "SIGBUS",
             _SHM + ".{0,200}No space left",
-            "return code = -7",
-            "terminated with code -7",
+            *list_exit_code_patterns(7),
             "No space left.{0,100}/dev/shm",
             "while creating shared memory segment" + _OTHER_REASON,
             r"posix_fallocate failed(?! ?: (?!No space left))",

@@ -1,6 +1,6 @@
 """Causes in the platform: Kubernetes, slurm, Ray, and the scheduler of a cluster."""
 
-from torchyard.model.causes.cause import Cause, CauseFacts, Distance, LogRule
+from torchyard.model.causes.cause import Cause, CauseFacts, Distance, LogRule, list_exit_code_patterns
 
 _PULL_FAILED = "(?:ErrImagePull|ImagePullBackOff|[Ff]ailed to pull|pulling image)"
 _STOP_CODES = (-15, -2, -1, -3)
@@ -186,7 +186,8 @@ PLATFORM_RULES = (
             "[Rr]eceived SIGTERM",
             "SIGTERM received",
             "terminated with signal SIGTERM",
-            r"return code = -(?:15|2)\b",
+            *list_exit_code_patterns(15),
+            *list_exit_code_patterns(2),
             "KeyboardInterrupt",
             "SIGTERMException",
         ),

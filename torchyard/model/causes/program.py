@@ -1,6 +1,6 @@
 """Causes in the program: signals, crashes, exceptions and exit codes."""
 
-from torchyard.model.causes.cause import Cause, CauseFacts, Distance, LogRule
+from torchyard.model.causes.cause import Cause, CauseFacts, Distance, LogRule, list_exit_code_patterns
 from torchyard.model.causes.launcher import LauncherCause
 from torchyard.model.causes.memory import MemoryCause
 
@@ -106,11 +106,9 @@ PROGRAM_RULES = (
             r"\(SIGKILL\)",
             r"Signals\.SIGKILL",
             r"[Ss]ignal 9\b",
-            "return code = -9",
-            "terminated with code -9",
+            *list_exit_code_patterns(9),
             "^Killed$",
             r"\d Killed\b",
-            r"exit(?:ed with)? (?:exit )?(?:code|status)[: =]{1,2}(?:-9|137)\b",
         ),
         explains_signal=True,
         worker_codes=(-9,),
@@ -132,21 +130,21 @@ PROGRAM_RULES = (
     LogRule(
         cause=ProgramCause.SEGFAULT,
         symptom="crashed in native code (SIGSEGV)",
-        patterns=("[Ss]egmentation fault", "SIGSEGV", "return code = -11", "terminated with code -11"),
+        patterns=("[Ss]egmentation fault", "SIGSEGV", *list_exit_code_patterns(11)),
         worker_codes=(-11,),
         agent_codes=(-11,),
     ),
     LogRule(
         cause=ProgramCause.SEGFAULT,
         symptom="crashed in native code (SIGFPE)",
-        patterns=("Floating point exception", "SIGFPE"),
+        patterns=("Floating point exception", "SIGFPE", *list_exit_code_patterns(8)),
         worker_codes=(-8,),
         agent_codes=(-8,),
     ),
     LogRule(
         cause=ProgramCause.ILLEGAL_INSTRUCTION,
         symptom="executed an instruction that this CPU does not support",
-        patterns=("Illegal instruction", "SIGILL"),
+        patterns=("Illegal instruction", "SIGILL", *list_exit_code_patterns(4)),
         worker_codes=(-4,),
         agent_codes=(-4,),
     ),
@@ -178,8 +176,7 @@ PROGRAM_RULES = (
             "error: Aborted",
             "SIGABRT",
             "Signal 6",
-            "return code = -6",
-            "terminated with code -6",
+            *list_exit_code_patterns(6),
             r"\(core dumped\)",
         ),
         distance=Distance.STOPPED,
@@ -208,6 +205,13 @@ PROGRAM_RULES = (
         cause=ProgramCause.PROGRAM_ERROR,
         symptom="had a task of srun exit with code {status} and without a traceback",
         patterns=(r"srun: error: .{1,200}: tasks? [\d,-]{1,200}: Exited with exit code (?P<status>\d{1,3})",),
+        own_advice="read its last lines",
+        distance=Distance.STOPPED,
+    ),
+    LogRule(
+        cause=ProgramCause.PROGRAM_ERROR,
+        symptom="had a process exit with code {status} and without a traceback, as its launcher reports",
+        patterns=(r"(?:crashed with exit|exits with return) code(?: =)? (?P<status>[1-9]\d{0,2})\b",),
         own_advice="read its last lines",
         distance=Distance.STOPPED,
     ),
