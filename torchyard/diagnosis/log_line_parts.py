@@ -12,12 +12,13 @@ _MAX_LINE_PARTS = 20  # kept of a line of many, joined or with carriage returns:
 # A colour code may lack its first character.
 _COLOUR_CODE = r"\x1b\[[0-?]{0,20}[ -/]{0,4}[@-~]|\[(?:[01]|22|[39]\d)(?:;\d{1,3}){0,8}m"
 _ESCAPE = re.compile(_COLOUR_CODE + r"|\x1b\][^\x07]{0,200}\x07|[\x00-\x08\x0b-\x1f\x7f]")
-# Prefixes of a process's lines: kubectl, srun -l, launchers that print what a process wrote, mpirun, Ray and vLLM,
-# docker compose, the journal, torch's hook, torchrun's tee. Open MPI's own messages begin with `[host:pid] `, and those
-# of Lightning's main process about the end of another rank with that rank.
+# Prefixes of a process's lines: kubectl, srun -l, launchers that print what a process wrote, mpirun, also that of
+# SageMaker, Ray and vLLM, docker compose, the journal, torch's hook, torchrun's tee. Open MPI's own messages begin with
+# `[host:pid] `, and those of Lightning's main process about the end of another rank with that rank.
 _LINE_PREFIX = re.compile(
     r"\d{4}-\d\d-\d\dT[\d:.]{8,20}(?:Z|[+-]\d\d:?\d\d):? ?|\[pod/\S{1,200}\] ?| {0,4}(?P<task>\d{1,5}): (?=\S)"
-    r"|std(?:out|err): ?|\[\d{1,5},(?P<mpi>\d{1,6})\]<std(?:out|err)>: ?"
+    r"|std(?:out|err): ?"
+    r"|\[\d{1,5},(?:mpirank:)?(?P<mpi>\d{1,6})(?:,[\w.-]{1,80})?\]<std(?:out|err)>: ?"
     r"|\((?:raylet|\w{1,60}(?:\[[^\]]{0,60}\])?(?:,? [\w.-]{1,30}=[^\s,)]{1,60}){0,4},? pid=\d{1,9})[^)]{0,100}\) ?"
     r"|[A-Za-z][\w.-]{0,60}-\d{1,4} {1,20}\| ?"
     r"|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d [\w.-]{1,100} [\w./-]{1,60}\[\d{1,9}\]: ?"
@@ -29,16 +30,24 @@ _LINE_PREFIX = re.compile(
 # and NCCL before errors.
 _INFORMATION = re.compile(
     r"^[DIWV]\d{4} |^\[[DIWV](?:\d{4})? |Warning: | NCCL INFO |(?<!NCCL )(?<!=)\bWARN(?:ING)?\b"
-    r"|(?:^|[\s\[|:-])(?:INFO|DEBUG|TRACE)\b(?=[\s\]|:-])|\blevel=(?:info|warn|debug)|\[NeMo [DIW] "
+    r"|(?:^|[\s\[|:-])(?:INFO|DEBUG|TRACE)\b(?=[\s\]|:-])|\blevel=(?:info|warn|debug)"
+    r"|\"(?:log_?)?(?:level(?:_?name)?|severity)\": ?\"(?i:info|notice|debug|trace|warn)|\[NeMo [DIW] "
     r"|NCCL WARN.{0,80}\bRAS\b|\bRAS\b.{0,80}\bbind|\bras/|Retrying \(Retry\(|thrown while requesting"
-    r"|\b[Rr]etrying (?:in|after|with)\b|^wandb: |Exception ignored (?:in|while|on)\b"
-    r"|(?i:\bfall(?:s|ing)?[ -]?back\b|\busing [^.;]{1,60} instead\b|[;,:] (?:using|skipping|ignoring|continuing)\b)"
+    r"|\b[Rr]etrying (?:\w{1,30} )?(?:in|after|with)\b|^wandb: |Exception ignored (?:in|while|on)\b"
+    r"|(?i:\bfall(?:s|ing)?[ -]?back\b|\busing [^.;]{1,60} instead\b"
+    r"|[;,:] (?:using|skipping|ignoring|continuing|resuming)\b|\(ignored\)"
+    r"|\bskipp(?:ing|ed) (?:(?:the|this|a|bad|corrupt) )?(?:batch|sample|step|shard|file|image|update)\b)"
 )
 # torchrun and Ray log these as warnings, and Lightning as information; a monitor of the node logs what the kernel
 # reports at any level.
 _SERIOUS_WARNING = re.compile(
     r"death signal|Child process with PID|worker (?:process has )?died|\bXid\b|fallen off the bus"
 )
+# A traceback in a string of JSON, or as Python represents one.
+_HEADER = "Traceback (most recent call last):"
+_ESCAPED_NEWLINE = "\\n"
+_ESCAPED_QUOTE = '\\"'
+_QUOTE = re.compile(r'(?<!\\)"')
 LOST_WORKER_MARKER = "failed (exitcode: "
 _LOST_WORKER = re.compile(r"failed \(exitcode: (-?\d{1,5})\) local_rank: (\d{1,5}) ")
 
@@ -94,7 +103,8 @@ def _parse_one_line(line: LogLine) -> Iterator[LogLinePart]:
     """The parts of a line that was not joined with others."""
     local_rank: str | None = None
     rank: str | None = None
-    parts = [part for part in re.split(r"[\r\n]+", line.text) if part] or [""]
+    text = _expand_traceback(line.text) if _HEADER + _ESCAPED_NEWLINE in line.text else line.text
+    parts = [part for part in re.split(r"[\r\n]+", text) if part] or [""]
     for part in _select_ends(parts):
         excerpt = part
         if len(part) > 2 * _MAX_END_CHARS:
@@ -112,6 +122,19 @@ def _parse_one_line(line: LogLine) -> Iterator[LogLinePart]:
             int(local_rank) if local_rank else None,
             int(rank) if rank else None,
         )
+
+
+def _expand_traceback(text: str) -> str:
+    """A line that contains a whole traceback with escaped newlines as several lines, the first with all of the rest."""
+    before, _, escaped = text.partition(_HEADER + _ESCAPED_NEWLINE)
+    after = ""
+    if _ESCAPED_QUOTE in escaped:  # in a string of JSON, which ends at the first quote that is not escaped
+        end = _QUOTE.search(escaped)
+        if end:
+            after = escaped[end.end() :]
+            escaped = escaped[: end.start()]
+    lines = escaped.replace(_ESCAPED_QUOTE, '"').split(_ESCAPED_NEWLINE)
+    return "\n".join([f"{before}{after} {_HEADER}", *lines])
 
 
 def is_harmless(text: str) -> bool:

@@ -138,3 +138,46 @@ def test_returns_at_line_ends_hide_nothing() -> None:
 def test_line_below_the_level_of_an_error_is_harmless(text: str, expected: bool) -> None:
     """Information, warnings and what a program does without are harmless; NCCL's warnings and a GPU's Xid are not."""
     assert is_harmless(text) is expected
+
+
+@pytest.mark.parametrize(
+    "prefix", ["[1,7]<stderr>:", "[1,mpirank:7,algo-1]<stderr>:", "[1,mpirank:7,algo-2]<stdout>: "]
+)
+def test_prefix_of_mpirun_has_the_rank(prefix: str) -> None:
+    """mpirun tags each line with its rank; SageMaker's adds the host."""
+    (part,) = parse_line(LogLine(1.0, "node-0", f"{prefix}KeyError: 'x'"))
+    assert (part.rank, part.text) == (7, "KeyError: 'x'")
+
+
+TRACEBACK_IN_JSON = (
+    r'"Traceback (most recent call last):\n  File \"/srv/app/train.py\", line 3, in <module>\n    step()\n'
+    r'torch.OutOfMemoryError: CUDA out of memory."'
+)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f'{{"event": "failed", "level": "error", "exception": {TRACEBACK_IN_JSON}, "timestamp": "x"}}',
+        f'{{"exc_info": {TRACEBACK_IN_JSON}, "levelname": "ERROR"}}',
+        (
+            r"""it failed: b'Traceback (most recent call last):\n  File "/srv/app/train.py", line 3, in <module>\n"""
+            r"""    step()\ntorch.OutOfMemoryError: CUDA out of memory.\n'"""
+        ),
+    ],
+    ids=["structlog", "logging", "bytes"],
+)
+def test_traceback_with_escaped_newlines_is_one(line: str) -> None:
+    """A logger of JSON writes a traceback in one line: it is read like one of several lines, and the next line too."""
+    failure = diagnose_lines({"node_0": 1}, node_0=["start", line, "the end"])
+    assert (failure.cause, "(at train.py:3" in failure.sentence) == ("oom-gpu", True)
+    program_error = line.replace("torch.OutOfMemoryError: CUDA out of memory.", "KeyError: 'x'")
+    sentence = diagnose_lines({"node_0": 1}, node_0=["start", program_error, "the end"]).sentence
+    assert "raised KeyError: 'x'; read" in sentence
+
+
+@pytest.mark.parametrize("level", ['"level": "info"', '"levelname": "WARNING"', '"severity": "warning"'])
+def test_level_of_json_applies_to_its_traceback(level: str) -> None:
+    """The level counts wherever it is in the line."""
+    for line in (f'{{{level}, "exception": {TRACEBACK_IN_JSON}}}', f'{{"exception": {TRACEBACK_IN_JSON}, {level}}}'):
+        assert diagnose_lines({"node_0": 1}, node_0=["start", line]).cause == "unknown"
