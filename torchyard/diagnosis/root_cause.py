@@ -86,6 +86,7 @@ class _Suspect(NamedTuple):
     has_workers: an agent whose workers failed.
     is_shared: several processes have printed `lines`.
     global_ranks: those of its node by local rank, as far as they are known.
+    common_lines: of a worker that ended by itself: those of its node that name no process, of which some may be its.
     """
 
     node: str
@@ -100,6 +101,7 @@ class _Suspect(NamedTuple):
     is_shared: bool = False
     times: ProcessTimes = ProcessTimes()
     global_ranks: Mapping[int | None, int] = MappingProxyType({})
+    common_lines: Sequence[LogLinePart] = ()
 
 
 class _Finding(NamedTuple):
@@ -247,6 +249,7 @@ def _list_suspects(
         workers = [other for other in workers if other is not worker]
         peers_progress = [time for key, time in progress_times.items() if key != (local_rank, rank)]
         global_rank = _find_global_rank(stream, local_rank, worker, report.global_ranks)
+        is_stopped = worker is not None and report.is_stopped(worker)
         yield _Suspect(
             node=node,
             rank=global_ranks.get(local_rank) if global_rank is None else global_rank,
@@ -254,9 +257,10 @@ def _list_suspects(
             last_line_at=stream[-1].timestamp,
             lines=stream,
             report=worker,
-            is_stopped=worker is not None and report.is_stopped(worker),
+            is_stopped=is_stopped,
             has_own_lines=True,
             times=_build_worker_times(report, worker, peers_progress),
+            common_lines=() if has_tee or worker is None or is_stopped else agent_lines,
         )
     for worker in workers:  # without a line of their own
         yield _Suspect(
@@ -271,6 +275,7 @@ def _list_suspects(
             is_shared=is_shared,
             times=_build_worker_times(report, worker, progress_times.values()),
             global_ranks=global_ranks,
+            common_lines=() if has_tee or not streams or report.is_stopped(worker) else agent_lines,
         )
     yield _Suspect(
         node=node,
@@ -342,10 +347,28 @@ def _find_global_rank(
 def _diagnose_suspect(suspect: _Suspect) -> _Finding | None:
     """What this process itself shows; None if it shows nothing.
 
-    In this order: a signal, its last exception, a line that shows a cause, its exit code.
+    In this order: a signal, its last exception, a line that shows a cause, the same in lines that may be another
+    process's, its exit code.
     """
     lines = _list_printed_lines(suspect)
     symptoms = ProcessSymptoms(lines, suspect.times, is_shared=suspect.is_shared)
+    finding = _diagnose_symptoms(suspect, symptoms)
+    if finding is None and suspect.common_lines:
+        common = suspect._replace(lines=suspect.common_lines, has_own_lines=False, is_shared=True)
+        symptoms = ProcessSymptoms(common.lines, common.times, is_shared=True)
+        finding = _diagnose_symptoms(common, symptoms)
+    finding = finding or _diagnose_exit(suspect, lines)
+    if finding is None:
+        return None
+    is_own_abort = finding.rule.cause is ProgramCause.ABORT and suspect.report is not None
+    if is_own_abort and normalize_exit_code(suspect.exit_code) == _SIGABRT_CODE:
+        # If it had aborted because it lost a peer, its message would be nearer. Its agent never ends it by SIGABRT.
+        finding = finding._replace(distance=Distance.EXIT)
+    return finding._replace(earlier=_find_earlier_line(finding, symptoms))
+
+
+def _diagnose_symptoms(suspect: _Suspect, symptoms: ProcessSymptoms) -> _Finding | None:
+    """What the lines of a process show, with regard to its exit code; None if they show nothing."""
     exit_code = normalize_exit_code(suspect.exit_code)
     exceptions = symptoms.exceptions
     bare_lines = symptoms.lines
@@ -362,13 +385,7 @@ def _diagnose_suspect(suspect: _Suspect) -> _Finding | None:
         exceptions = [symptom for symptom in exceptions if symptom.has_traceback]
     if was_stopped:
         exceptions = [symptom for symptom in exceptions if symptoms.is_last_word(symptom)]
-    finding = _choose_symptom(suspect, exceptions, bare_lines, symptoms.warnings) or _diagnose_exit(suspect, lines)
-    if finding is None:
-        return None
-    if finding.rule.cause is ProgramCause.ABORT and exit_code == _SIGABRT_CODE and suspect.report:
-        # If it had aborted because it lost a peer, its message would be nearer. Its agent never ends it by SIGABRT.
-        finding = finding._replace(distance=Distance.EXIT)
-    return finding._replace(earlier=_find_earlier_line(finding, symptoms))
+    return _choose_symptom(suspect, exceptions, bare_lines, symptoms.warnings)
 
 
 def _diagnose_exit(suspect: _Suspect, lines: Sequence[LogLinePart]) -> _Finding | None:

@@ -676,3 +676,18 @@ def test_launcher_that_stops_the_others_does_not_hide_the_first_failure() -> Non
     ]
     failure = diagnose_lines({"node_0": 1}, node_0=rows)
     assert (failure.cause, failure.rank, failure.retry) == ("shm-exhausted", 2, False)
+
+
+@pytest.mark.parametrize("prefixed", [[], ["[rank0]:W1121 08:22:10.000000 42 torch/_inductor/utils.py:1137] few SMs"]])
+def test_line_without_a_prefix_may_be_of_the_worker_that_failed(prefixed: list[str]) -> None:
+    """Without torchrun's tee, torch puts a rank's prefix before some of its lines, and none before the program's."""
+    rows = ["step 1 loss 2.9", *prefixed, "Loss is nan, stopping training", *build_summary_entry(0, 0, 1, 10)]
+    failure = diagnose_lines({"node_0": 1}, node_0=["Root Cause (first observed failure):", *rows])
+    assert (failure.cause, failure.rank) == ("loss-nan", 0)
+
+
+def test_lines_of_a_rank_precede_those_without_a_prefix() -> None:
+    """A line without a prefix may be another rank's: it counts only if those of the failed rank show nothing."""
+    rows = ["Loss is nan, stopping training", "[rank1]: KeyError: 'x'", *build_summary_entry(1, 1, 1, 10)]
+    failure = diagnose_lines({"node_0": 1}, node_0=rows)
+    assert (failure.cause, failure.rank) == ("program-error", 1)
