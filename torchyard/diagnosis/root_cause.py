@@ -30,6 +30,7 @@ from torchyard.model.causes.gpu import GpuCause
 from torchyard.model.causes.platform import PlatformCause
 from torchyard.model.causes.program import (
     CHILD_EXITED,
+    DATA_WORKER_LOST,
     PROGRAM_ERROR,
     PROGRAM_EXIT,
     PROGRAM_SILENT_EXIT,
@@ -414,8 +415,9 @@ def _choose_symptom(
 
     An exception after which the program could go on counts if there is no other one, or if it is nearer to the origin.
     A line that is nearer to the origin precedes it. So does NCCL's own line an exception that reports NCCL's error, a
-    warning about the endpoint to which a connection failed, a line about a fault of the GPU an error of CUDA, and a
-    line about a kill or a lost worker an exception that only reports the end of another process.
+    warning about the endpoint to which a connection failed, a line about a fault of the GPU an error of CUDA, what a
+    data worker printed before it ended the exception about that, and a line about a kill or a lost worker an exception
+    that only reports the end of another process.
     """
     exception: Symptom | None = None
     candidates: list[Symptom] = []
@@ -428,6 +430,8 @@ def _choose_symptom(
     if exception is None:
         best_line = min(bare_lines, key=_symptom_priority, default=None)
         return _build_finding(suspect, best_line) if best_line else None
+    if exception.rule is DATA_WORKER_LOST:
+        candidates += [line for line in bare_lines if line.rule.distance == Distance.OWN and line.end < exception.end]
     if exception.rule.cause is GpuCause.CUDA_ERROR:
         candidates += [line for line in bare_lines if line.rule.cause in _GPU_FAULTS]
     if exception.rule.distance > Distance.OWN:

@@ -44,6 +44,7 @@ _DIAGNOSTIC = re.compile(
     r"|(?i:error|exception|fail|fatal|abort|traceback|terminat|kill|signal|cancel|warn|core dumped|backtrace|died|crash"
     r"|\bsrun\b|slurm|raylet|\bUCX\b|NET/OFI|mpirun|\bexit)"
 )
+_PYTHON_WARNING = re.compile(r"\.py:\d{1,6}: \w{0,40}Warning: ")
 # srun reports the end of a task, and cancels the step itself if that was a failure.
 _TASK_ENDED = re.compile(r"srun: error: .{1,200}: tasks? [\d,-]{1,200}: (?!Terminated)")
 # How a launcher reports the end of a process that it has stopped.
@@ -162,13 +163,21 @@ class ProcessSymptoms:
         for index in indices:
             line = self._lines[index]
             rule = find_rule(line.text)
-            if rule and is_harmless(line.text):
+            if rule and (is_harmless(line.text) or self._is_in_warning(index)):
                 self.warnings.append(Symptom(rule, line, index))
             elif rule:
                 symptoms.append(Symptom(rule, line, index))
             elif line.text.strip() and not _DIAGNOSTIC.search(line.text):
                 (self._progress if _PROGRESS.search(line.text) else self._ordinary).append(index)
         return symptoms
+
+    def _is_in_warning(self, index: int) -> bool:
+        """Whether a line is the rest of a Python warning's message, before the source that Python prints below it."""
+        is_between = 0 < index < len(self._lines) - 1 and not self._lines[index].text.startswith("  ")
+        if not is_between:
+            return False
+        before = self._lines[index - 1].text
+        return bool(_PYTHON_WARNING.search(before)) and self._lines[index + 1].text.startswith("  ")
 
     def was_stopped(self) -> bool:
         """Whether the process logged that it was told to end, as its last symptom."""
@@ -232,7 +241,7 @@ class ProcessSymptoms:
         A scheduler kills the tasks of a job that it ends, Lightning its main process after another one has failed, and
         srun cancels the step of a task that has failed, and other launchers stop the processes that still run.
         """
-        kept = []
+        kept: list[Symptom] = []
         is_kill_expected = False
         for symptom in symptoms:
             cause = symptom.rule.cause

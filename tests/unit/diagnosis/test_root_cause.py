@@ -691,3 +691,15 @@ def test_lines_of_a_rank_precede_those_without_a_prefix() -> None:
     rows = ["Loss is nan, stopping training", "[rank1]: KeyError: 'x'", *build_summary_entry(1, 1, 1, 10)]
     failure = diagnose_lines({"node_0": 1}, node_0=rows)
     assert (failure.cause, failure.rank) == ("program-error", 1)
+
+
+def test_last_words_of_a_data_worker_explain_the_exception_about_it() -> None:
+    """What a data worker prints before it aborts is the cause, and torch's exception only reports its end."""
+    words = [
+        "terminate called after throwing an instance of 'c10::Error'",
+        "  what():  CUDA error: initialization error",
+    ]
+    exception = build_traceback(0, "RuntimeError: DataLoader worker (pid(s) 42) exited unexpectedly")
+    rows = [*(f"[default0]:{row}" for row in words), *exception, *build_summary_entry(0, 0, 1, 10)]
+    assert diagnose_lines({"node_0": 1}, node_0=rows).cause == "cuda-error"
+    assert diagnose_lines({"node_0": 1}, node_0=rows[2:]).cause == "data-worker-lost"

@@ -144,3 +144,10 @@ def test_error_of_cuda_before_the_loss_of_its_node_only_follows() -> None:
     assert read(*error, node_lost) == (["node-lost"], [])
     assert read(*OUT_OF_MEMORY, node_lost) == (["oom-gpu", "node-lost"], [])
     assert read(node_lost, *error) == (["cuda-error", "node-lost"], [])
+
+
+def test_message_of_a_warning_of_several_lines_is_harmless() -> None:
+    """Python prints a warning's source below its message: what is between is a part of the warning."""
+    warning = ["/srv/app/__init__.py:5: RuntimeWarning: Failed to read commit hash:", NO_MODULE, "  import version"]
+    assert read("start", *warning) == ([], [])
+    assert read("start", NO_MODULE, "  import version") == (["module-missing"], [])

@@ -265,6 +265,8 @@ FABRIC_RULES = (
             "ConnectionResetError",
             r"got error: Connection",
             "monitoredBarrier, but received errors",
+            "has been set to ERROR in coordination service",
+            "most likely indicates that another task died",
         ),
         distance=Distance.PEER,
     ),
