@@ -24,7 +24,8 @@ _CHILD_CONNECTION = "/multiprocessing/connection.py"
 _SURVIVING_FRAME = re.compile(r'/multiprocessing/resource_sharer\.py", line \d+, in _serve\b')
 _MODULE_FRAME = ", in <module>"
 _CHAIN_SENTENCES = ("The above exception was the direct cause", "During handling of the above exception")
-_EXCEPTION_NAME = r"(?!(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\b)[A-Za-z_][\w.]{0,200}"
+# A name of small letters alone is a command's, or wandb's, before a message.
+_EXCEPTION_NAME = r"(?!(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\b)(?=\w{0,100}[A-Z.])[A-Za-z_][\w.]{0,200}"
 _EXCEPTION = re.compile(_EXCEPTION_NAME + r"(?:\(\w{1,80}\))?(?::(?!\d)|\s*$)")
 _BARE_EXCEPTION = re.compile(_EXCEPTION_NAME + r"(?:Error|Exception|Interrupt)(?:\(\w{1,80}\))?(?::|\s*$)")
 # These only report that a child has failed.
@@ -35,9 +36,10 @@ _WRAPPER_EXCEPTION = re.compile(
 # the exception there. The number is that of the process within its node.
 _CARRIED_TRACEBACK = re.compile(
     r"-- Process (?P<local>\d{1,3}) terminated with the following (?:error|exception):"
-    r"|" + re.escape(_CARRIED_HEADER + _HEADER)
+    r"|" + re.escape(_CARRIED_HEADER + _HEADER) + "|" + re.escape(_HEADER) + r": \(RANK \d{1,6}\)"
 )
-_CARRIER = re.compile(r"\S{1,200}: *(?:$|Caught \S{1,200} in )")
+# torch's distributed checkpoints raise the last of these in every rank, with a traceback for each rank that failed.
+_CARRIER = re.compile(r"\S{1,200}: *(?:$|Caught \S{1,200} in |CheckpointException ranks:)")
 # Python's logging or loguru could not write a message: it prints a traceback, and the program goes on.
 _LOGGING_ERROR = re.compile(r"--- Logging error (?:in Loguru Handler #\d{1,5} )?---")
 _LOGGING_ERROR_END = ("Arguments: ", "--- End of logging error ---")
@@ -47,9 +49,10 @@ _ASIDE = re.compile(
     r"Exception in thread .{1,200}:\s*$|Error in (?:atexit\._run_exitfuncs|sys\.excepthook):"
     r"|(?:Task|Future) exception was never retrieved|Exception in callback "
 )
+_THREAD_FRAME = re.compile(r'/threading\.py", line \d{1,7}, in _bootstrap')  # the first one of another thread
 _ASIDE_DETAILS = ("future: ", "handle: ")  # a line between the announcement of asyncio and the traceback
 # Before each exception of a group after the first.
-_GROUP_SEPARATOR = re.compile(r"[\s|]{0,200}\+-{3,40} (?:\d{1,6}|\.\.\.) -{3,40}\s*$")
+_GROUP_SEPARATOR = re.compile(r"\+-{3,40} (?:\d{1,6}|\.\.\.) -{3,40}\s*$")
 # Ends the prefix of a line that torch's hook for uncaught exceptions printed, and that another process has logged.
 _HOOK_PREFIX = re.compile(r"\[rank\d{1,6}\]: $")
 # The lines after an exception's first one that belong to its message, and what ends them.
@@ -168,6 +171,7 @@ class _Chain:
         self.is_aside = is_aside
         self.has_frame = False
         self.has_module_frame = False
+        self.is_carried = False
         self._is_carrier = False
         self._local_rank: int | None = None
 
@@ -182,6 +186,7 @@ class _Chain:
     def start_carried(self, local_rank: int | None) -> None:
         """The last exception carries the traceback that follows, of the process `local_rank` if that is known."""
         self._is_carrier = True
+        self.is_carried = True
         self._local_rank = local_rank
 
     def add(self, line: LogLinePart) -> None:
@@ -233,7 +238,7 @@ class _TracebackReader:
             self._start_carried(index, line, carried)
         elif _HEADER in text or _FRAME.match(text):
             self._process_frame(index, line)
-        elif text.startswith(_CHAIN_SENTENCES) or _GROUP_SEPARATOR.match(line.text):
+        elif text.startswith(_CHAIN_SENTENCES) or _GROUP_SEPARATOR.search(text):
             self._is_chained = True
         elif self._in_traceback:
             self._process_traceback_line(index, line, text)
@@ -255,9 +260,12 @@ class _TracebackReader:
     def _start_carried(self, index: int, line: LogLinePart, match: re.Match[str]) -> None:
         """Read the line that announces the traceback that the last exception carries, or its header."""
         chain = self._chain
-        if chain and chain.lines and not self._in_traceback and _CARRIER.match(chain.lines[-1].text):
-            chain.start_carried(int(match["local"]) if match["local"] else None)
-            self._is_chained = True
+        if chain and chain.lines and not self._in_traceback:
+            if _CARRIER.match(chain.lines[-1].text):
+                chain.start_carried(int(match["local"]) if match["local"] else None)
+                self._is_chained = True
+            elif chain.is_carried:  # the traceback of the next rank
+                self._is_chained = True
         if match["local"] is None:
             self._process_frame(index, line)
 
@@ -278,6 +286,7 @@ class _TracebackReader:
                 # A logger that prints each line of the hook: the exception ended the process that raised it.
                 self._chain.is_harmless = False
             self._chain.is_harmless = self._chain.is_harmless or bool(_SURVIVING_FRAME.search(line.text))
+            self._chain.is_aside = self._chain.is_aside or bool(_THREAD_FRAME.search(line.text))
         self._chain.has_module_frame = self._chain.has_module_frame or line.text.rstrip().endswith(_MODULE_FRAME)
         self._in_traceback = True
         self._foreign_lines = 0

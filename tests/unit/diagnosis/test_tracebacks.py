@@ -177,6 +177,32 @@ def test_exception_beside_the_program_is_the_cause_only_without_another_one(anno
     assert diagnose_lines({"node_0": 1}, node_0=aside).cause == "peer-lost"
 
 
+def test_exception_of_a_thread_is_known_by_its_first_frame() -> None:
+    """Another process may print between the announcement and the traceback: the frame of the thread remains."""
+    frame = '  File "/opt/python/threading.py", line 1016, in _bootstrap_inner'
+    aside = ["Exception in thread Thread-3:", "closing the log", ASIDE_TRACEBACK[0], frame, *ASIDE_TRACEBACK[1:]]
+    rows = [f"[default0]:{row}" for row in (*TRACEBACK, *aside)]
+    assert diagnose_lines({"node_0": 1}, node_0=rows).cause == "oom-gpu"
+
+
+@pytest.mark.parametrize("prefix", ["", "[rank0]: ", PREFIXES["logging"]])
+def test_tracebacks_of_other_ranks_in_an_exception_of_a_checkpoint_are_its_cause(prefix: str) -> None:
+    """torch raises the same exception in every rank, and adds the traceback of each rank that failed."""
+    rows = [
+        *TRACEBACK[:-1],
+        "torch.distributed.checkpoint.api.CheckpointException: CheckpointException ranks:dict_keys([1, 3])",
+        f"{TRACEBACK[0]} (RANK 1)",
+        *TRACEBACK[1:-1],
+        "AssertionError",
+        f"{TRACEBACK[0]} (RANK 3)",
+        *TRACEBACK[1:-1],
+        "OSError: [Errno 116] Stale file handle",
+    ]
+    rows = [prefix.format(index=index % 10) + row for index, row in enumerate(rows)]
+    assert list_exceptions(*rows) == [["AssertionError", "OSError: [Errno 116] Stale file handle"]]
+    assert diagnose_lines({"node_0": 1}, node_0=["start", *rows]).cause == "storage-error"
+
+
 def test_exception_of_a_thread_explains_one_that_only_reports_its_end() -> None:
     """If the main thread only reports that another one has ended, the exception of that thread is the cause."""
     thread = ["Exception in thread Thread-1 (save):", *TRACEBACK[:-1], "OSError: [Errno 28] No space left on device"]
@@ -197,8 +223,10 @@ def test_exceptions_of_a_group_are_one() -> None:
         *(f"    | {row}" for row in TRACEBACK),
         "    +------------------------------------",
     ]
+    for prefix in ("", PREFIXES["logging"]):
+        printed = [prefix.format(index=index % 10) + row for index, row in enumerate(rows)]
+        assert diagnose_lines({"node_0": 1}, node_0=["start", *printed]).cause == "oom-gpu"
     assert list_exceptions(*rows) == [["KeyError: 'labels'", "torch.OutOfMemoryError: CUDA out of memory."]]
-    assert diagnose_lines({"node_0": 1}, node_0=["start", *rows]).cause == "oom-gpu"
 
 
 @pytest.mark.parametrize(
@@ -281,6 +309,13 @@ def test_message_of_several_lines_is_read() -> None:
     assert diagnose_lines({"node_0": 1}, node_0=["start"]).cause == "unknown"
     (exception,) = split_lines(parse(*rows)).exceptions
     assert [line.text for line in exception.message] == ["CUDA error: an illegal memory access was encountered"]
+
+
+@pytest.mark.parametrize("line", ["wandb: Find logs at: ./wandb/run/logs", "mkdir: cannot create directory", "done:"])
+def test_message_of_a_command_ends_no_traceback(line: str) -> None:
+    """Another process, such as wandb's, may print between the frames of a rank; it raises nothing."""
+    rows = [*TRACEBACK[:-1], line, TRACEBACK[-1]]
+    assert list_exceptions(*rows) == [["torch.OutOfMemoryError: CUDA out of memory."]]
 
 
 def test_lines_of_other_processes_stay_visible_in_a_traceback() -> None:
