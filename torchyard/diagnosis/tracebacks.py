@@ -24,8 +24,8 @@ _CHILD_CONNECTION = "/multiprocessing/connection.py"
 _SURVIVING_FRAME = re.compile(r'/multiprocessing/resource_sharer\.py", line \d+, in _serve\b')
 _MODULE_FRAME = ", in <module>"
 _CHAIN_SENTENCES = ("The above exception was the direct cause", "During handling of the above exception")
-# A name of small letters alone is a command's, or wandb's, before a message.
-_EXCEPTION_NAME = r"(?!(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\b)(?=\w{0,100}[A-Z.])[A-Za-z_][\w.]{0,200}"
+# A word of small letters alone is a command, or wandb, before its message, one of capitals a level, or a driver.
+_EXCEPTION_NAME = r"(?=\w{0,100}[A-Z.])(?=[\w.]{0,200}[a-z])[A-Za-z_][\w.]{0,200}"
 _EXCEPTION = re.compile(_EXCEPTION_NAME + r"(?:\(\w{1,80}\))?(?::(?!\d)|\s*$)")
 _BARE_EXCEPTION = re.compile(_EXCEPTION_NAME + r"(?:Error|Exception|Interrupt)(?:\(\w{1,80}\))?(?::|\s*$)")
 # These only report that a child has failed.

@@ -311,7 +311,10 @@ def test_message_of_several_lines_is_read() -> None:
     assert [line.text for line in exception.message] == ["CUDA error: an illegal memory access was encountered"]
 
 
-@pytest.mark.parametrize("line", ["wandb: Find logs at: ./wandb/run/logs", "mkdir: cannot create directory", "done:"])
+@pytest.mark.parametrize(
+    "line",
+    ["wandb: Find logs at: ./wandb/run/logs", "mkdir: cannot create directory", "NVRM: Xid 45", "WARNING:root:slow"],
+)
 def test_message_of_a_command_ends_no_traceback(line: str) -> None:
     """Another process, such as wandb's, may print between the frames of a rank; it raises nothing."""
     rows = [*TRACEBACK[:-1], line, TRACEBACK[-1]]
