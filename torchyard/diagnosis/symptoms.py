@@ -66,11 +66,14 @@ _CALL_RULES = (
     ),
 )
 _NCCL_SEGMENT = "NCCL WARN Error while creating shared memory segment"
+# That a process is told to end, and may go on until it is killed.
+_STOP_CAUSES = frozenset({PlatformCause.TIME_LIMIT, PlatformCause.CANCELLED, PlatformCause.TERMINATED})
 _SCHEDULER_CAUSES = frozenset({PlatformCause.TIME_LIMIT, PlatformCause.CANCELLED})
 RULES_BY_DISTANCE = tuple(sorted(LOG_RULES, key=lambda rule: rule.distance))  # the first that matches explains most
 _RULE_ORDER = {rule: index for index, rule in enumerate(RULES_BY_DISTANCE)}
 _MIN_DELAY_S = 0.5  # torchrun tees a process's two streams independently: what was printed first may be logged later
 _PROGRESS_PERIOD_S = 60.0  # after so much progress, the process has survived anything
+_MAX_GRACE_S = 300.0  # that a process may go on after it is told to end
 _MAX_OTHER_LINES = 4  # after the last words of a process, printed while it ends
 _MAX_LAST_WORDS_S = 300.0  # between the last words of a process and its end
 _MAX_WORDS_BEFORE_WAIT_S = 30.0  # the same for a process that then waited until it timed out
@@ -261,6 +264,8 @@ class ProcessSymptoms:
 
     def _has_survived(self, symptom: Symptom) -> bool:
         """Whether the process went on after a symptom."""
+        if symptom.rule.cause in _STOP_CAUSES and not symptom.has_traceback:
+            return self._get_last_activity() > symptom.evidence.timestamp + _MAX_GRACE_S
         is_line = symptom.rule.distance == Distance.OWN and not symptom.has_traceback
         if is_line:
             return self._has_survived_line(symptom)
@@ -289,6 +294,11 @@ class ProcessSymptoms:
         if self._waited_until is not None:
             bounds.append(self._waited_until - _MAX_WORDS_BEFORE_WAIT_S)
         return max(bounds)
+
+    def _get_last_activity(self) -> float:
+        """When the process last made progress or took part in a collective, in seconds since the epoch; 0.0: never."""
+        progressed_at = self._lines[self._progress[-1]].timestamp if self._progress else 0.0
+        return max(progressed_at, self._times.last_collective)
 
     def _has_progress_after(self, symptom: Symptom, minimum: int) -> bool:
         """Whether at least `minimum` lines of progress follow, or progress for a minute.

@@ -151,3 +151,19 @@ def test_message_of_a_warning_of_several_lines_is_harmless() -> None:
     warning = ["/srv/app/__init__.py:5: RuntimeWarning: Failed to read commit hash:", NO_MODULE, "  import version"]
     assert read("start", *warning) == ([], [])
     assert read("start", NO_MODULE, "  import version") == (["module-missing"], [])
+
+
+@pytest.mark.parametrize(
+    ("notice", "cause"),
+    [
+        ("slurmstepd: error: *** JOB 1 ON n1 CANCELLED AT 2026-11-21T08:22:10 DUE TO TIME LIMIT ***", "time-limit"),
+        ("slurmstepd: error: *** STEP 1.0 ON n1 CANCELLED AT 2026-11-21T08:22:10 ***", "cancelled"),
+        ("received SIGTERM, the checkpoint is saved after this step: Received SIGTERM", "terminated"),
+    ],
+)
+def test_process_may_go_on_for_a_while_after_it_is_told_to_end(notice: str, cause: str) -> None:
+    """A process has a grace period: only progress long after the notice shows that it was not ended."""
+    steps = [f"step {step} loss 0.1" for step in range(6)]
+    assert read(notice, *steps, interval_s=10.0) == ([cause], [])
+    assert read(notice, last_collective=150.0) == ([cause], [])
+    assert read(notice, *steps, interval_s=60.0) == ([], [cause])
