@@ -58,3 +58,19 @@ def test_line_of_every_cause_has_a_word(line: str) -> None:
     """Each line that shows a cause has a failure word, also without its digits; the line of a step has none."""
     assert has_failure_word(line.encode().translate(None, DIGITS))
     assert not has_failure_word(b"step : loss .")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Exception in thread Thread-3:",
+        "Error in atexit._run_exitfuncs:",
+        "Task exception was never retrieved",
+        "Future exception was never retrieved",
+        "--- Logging error in Loguru Handler #1 ---",
+        "Exception ignored in: <function f>",
+    ],
+)
+def test_line_that_announces_a_harmless_traceback_has_a_word(line: str) -> None:
+    """A traceback is read together with the line before it that tells what it means."""
+    assert has_failure_word(line.encode().translate(None, DIGITS))

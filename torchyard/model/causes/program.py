@@ -221,7 +221,7 @@ PROGRAM_RULES = (
 PROGRAM_ERROR = LogRule(
     cause=ProgramCause.PROGRAM_ERROR,
     symptom="raised {evidence}; read the traceback in its log, and correct the program",
-    failure_words=("Traceback (", "rror", "ERROR", "Exception", "Interrupt"),
+    failure_words=("Traceback (", "rror", "ERROR", "Exception", "exception was never retrieved", "Interrupt"),
 )
 PROGRAM_EXIT = LogRule(
     cause=ProgramCause.PROGRAM_ERROR,
