@@ -47,6 +47,8 @@ _DIAGNOSTIC = re.compile(
 _PYTHON_WARNING = re.compile(r"\.py:\d{1,6}: \w{0,40}Warning: ")
 # srun reports the end of a task, and cancels the step itself if that was a failure.
 _TASK_ENDED = re.compile(r"srun: error: .{1,200}: tasks? [\d,-]{1,200}: (?!Terminated)")
+# A launcher reports by this that one of its processes ended by a signal, and may then print what the others printed.
+_REPORTED_SIGNAL = re.compile(r"\bcode(?: =|:)? -\d{1,2}\b")
 # How a launcher reports the end of a process that it has stopped.
 _STOPPED_BY_LAUNCHER = re.compile("|".join(list_exit_code_patterns(signal.SIGTERM)))
 # What a process raises once the helpers to which it writes have gone.
@@ -280,7 +282,8 @@ class ProcessSymptoms:
         if self._has_progress_after(symptom, 1):
             return True
         later_lines = len(self._ordinary) - bisect_right(self._ordinary, symptom.end)
-        if not self._is_shared and later_lines > _MAX_OTHER_LINES:
+        is_of_launcher = _REPORTED_SIGNAL.search(symptom.evidence.text)
+        if not (self._is_shared or is_of_launcher) and later_lines > _MAX_OTHER_LINES:
             return True
         return self._get_last_words_start() > symptom.evidence.timestamp
 

@@ -167,3 +167,10 @@ def test_process_may_go_on_for_a_while_after_it_is_told_to_end(notice: str, caus
     assert read(notice, *steps, interval_s=10.0) == ([cause], [])
     assert read(notice, last_collective=150.0) == ([cause], [])
     assert read(notice, *steps, interval_s=60.0) == ([], [cause])
+
+
+def test_output_that_a_launcher_prints_for_others_acquits_no_signal() -> None:
+    """composer reports a crash, and then prints all that the other ranks had written."""
+    output = ["building the model", "reading the data", "connecting", "compiling", "warming up"]
+    assert read("Global rank 2 (PID 42) exited with code -7", *output) == (["shm-exhausted"], [])
+    assert read("Global rank 2 (PID 42) exited with code -7", *output, "step 9 loss 0.1") == ([], ["shm-exhausted"])

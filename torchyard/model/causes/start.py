@@ -98,6 +98,7 @@ START_RULES = (
         symptom="did not find a file ({evidence})",
         patterns=(
             "FileNotFoundError",
+            r"\[Errno 2\] No such file or directory",  # also in the message of another exception
             r"sh: .{0,200}: No such file or directory",
             "Dataset not found",
             "mount source .{1,200} doesn't exist",
@@ -123,7 +124,12 @@ START_RULES = (
     LogRule(
         cause=StartCause.PERMISSION_DENIED,
         symptom="was denied access ({evidence})",
-        patterns=("PermissionError", "Read-only file system", "(?<!rc)(?<!profile): Permission denied$"),
+        patterns=(
+            "PermissionError",
+            r"\[Errno 13\] Permission denied",
+            "Read-only file system",
+            "(?<!rc)(?<!profile): Permission denied$",
+        ),
     ),
     LogRule(
         cause=StartCause.DOWNLOAD_FAILED,
