@@ -101,7 +101,7 @@ MEMORY_RULES = (
     LogRule(
         cause=MemoryCause.DISK_FULL,
         symptom="found no space left on a disk",
-        patterns=("No space left on device", "Disk quota exceeded", "ENOSPC", "disk is full"),
+        patterns=("No space left on device", "Disk quota exceeded", "ENOSPC", "disk is full", "Not enough disk space"),
     ),
     LogRule(
         cause=MemoryCause.STORAGE_ERROR,
@@ -110,6 +110,8 @@ MEMORY_RULES = (
             "Stale (?:NFS )?file handle",
             "OSError.{0,20}Input/output error",
             "Remote I/O error",
+            "disk I/O error",
+            r"unable to mmap .{0,300}: Input/output error \(5\)",
             "file write failed: Input/output error",
             "Cannot send after transport endpoint shutdown",
             "Transport endpoint is not connected: '",

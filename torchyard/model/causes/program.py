@@ -81,7 +81,7 @@ PROGRAM_RULES = (
     LogRule(
         cause=MemoryCause.OOM_HOST,
         symptom="could not allocate host memory ({evidence})",
-        patterns=("DefaultCPUAllocator", "Cannot allocate memory", r"\b_?(?:Array)?MemoryError", "bad_alloc"),
+        patterns=("DefaultCPUAllocator", "Cannot allocate memory", r"\b_?(?:Array|Arrow)?MemoryError", "bad_alloc"),
     ),
     LogRule(
         cause=ProgramCause.DATA_WORKER_LOST,

@@ -158,6 +158,7 @@ START_RULES = (
         patterns=(
             r"HTTPSConnectionPool\((?!.{0,200}/v2/)",
             "LocalEntryNotFoundError",
+            "LocalTokenNotFoundError",
             "OfflineModeIsEnabled",
             "GatedRepoError",
             "access a gated repo",
@@ -198,6 +199,7 @@ START_RULES = (
             "invalid choice",
             "flag provided but not defined",
             "^Could not override '",
+            r"^hydra\.errors\.(?:ConfigComposition|OverrideParse|MissingConfig)Exception",
             r"^\S{1,200}Error: .{0,120}\barguments? (?:are|is) not (?:used|recognized)",
             "are not used by the HfArgumentParser",
         ),
