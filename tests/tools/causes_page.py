@@ -32,11 +32,14 @@ cause is worth one. This page is generated from the code by `python -m tests.too
 
 A cause is named only if a line, a status or an event proves it; without a proof the cause is `unknown`. A line proves a
 cause only if something failed there. Warnings are not proofs, nor are lines and exceptions after which the process made
-progress. A signal or a timeout is its own cause: the report quotes another error of that process as `seen before it`.
+progress. A process that is told to end may make progress for five minutes, its grace period. A signal or a timeout is
+its own cause: the report quotes another error of that process as `seen before it`. An exception of another thread, of a
+task of asyncio or at exit is a cause only if the main thread has raised none.
 
 A line that only follows from another one is not the cause: a kill after the scheduler's time limit or cancel, the
-cancel of a step after a task failed, an exception about the end of another process whose kill is logged, and an error
-of CUDA where the kernel reports a fault of the GPU. Of a general error of NCCL, the warning of NCCL is quoted.
+cancel of a step after a task failed, the end of the processes that a launcher stops after one has failed, an exception
+about the end of another process whose kill is logged, and an error of CUDA where the kernel reports a fault of the GPU.
+Of a general error of NCCL, the warning of NCCL is quoted.
 
 If several processes failed, the first one counts, unless it only lost a peer or waited for one: then the failure of the
 peer counts, also if the peer left without a traceback, or ended with 0 before the others.
