@@ -121,6 +121,25 @@ def _is_own_name(job: Workload, host: str) -> bool:
     return bool(job.name) and bool(re.fullmatch(rf"{re.escape(job.name)}(?:-[a-z0-9-]+)?(?:\..*)?", host))
 
 
+def _is_bare_pod_name(job: Workload, host: str) -> bool:
+    """Whether a host is the name of one of a Job's pods without its Service."""
+    return job.kind == "job" and bool(job.name) and bool(re.fullmatch(rf"{re.escape(job.name)}-\d+", host))
+
+
+def _has_search_domains(job: Workload) -> bool:
+    """Whether the pods look for hosts in domains that the manifest adds, such as that of their Service."""
+    return any(yaml_value(group.pod, "dnsConfig", "searches") for group in job.groups)
+
+
+def _build_pod_address_fix(job: Workload, host: str) -> str:
+    """How to write the address of a Job's pod: with its subdomain, which the pods may lack."""
+    subdomains = [yaml_text(group.pod.get("subdomain")) for group in job.groups]
+    subdomain = next(filter(None, subdomains), "")
+    if subdomain:
+        return f"write {host}.{subdomain}"
+    return f"write {host}.{job.name}, subdomain: {job.name} in the pod's spec, and {_ADD_SERVICE_FIX}"
+
+
 def _find_common_host_port(job: Workload) -> Iterator[Finding]:
     if job.kind not in _FIRST_POD_FIXES or job.uses_etcd:
         return
@@ -194,6 +213,12 @@ def _find_missing_service(job: Workload, services: Set[str]) -> Iterator[Finding
                 yield Finding(f"{group.pod_path}.subdomain", problem, fix)
     for key_path, host, _ in _list_addresses(job):
         service = host.partition(".")[0]
+        if _is_bare_pod_name(job, host) and service not in services and not _has_search_domains(job):
+            yield Finding(
+                key_path,
+                f"{host} does not resolve: the names of a Job's pods exist only in the Service of their subdomain",
+                _build_pod_address_fix(job, host),
+            )
         if _SERVICE_PATTERN.fullmatch(host) and service not in services and not _is_own_name(job, host):
             problem = (
                 f"the manifest does not create the Service {service}: the pods find each other only if the cluster "

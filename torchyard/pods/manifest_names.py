@@ -53,6 +53,7 @@ RENAMED_KINDS = (
 )
 # By the key whose value is a name: the kind of the object that it names.
 _REFERENCE_KEYS = {
+    "podGroupName": "PodGroup",
     "resourceClaimTemplateName": "ResourceClaimTemplate",
     "serviceName": "Service",
     "subdomain": "Service",
@@ -471,7 +472,8 @@ class _Marker:
                 yield re.compile(rf"(?<==)([\"']?){name}(?=-(?:{roles}){_VALUE_END})"), rf"\1{mark}"
             if "" in job.roles:
                 index = rf"-(?:\d{{1,4}}|{_VARIABLE})"
-                yield re.compile(rf"{_START}{name}(?={index}{_FILE_NAME_END}\.[a-z$])"), mark
+                yield re.compile(rf"{_START}{name}(?={index}(?:{_PORT}|{_FILE_NAME_END}\.[a-z$]))"), mark
+                yield re.compile(rf"({_HOST_START}){name}(?={index}{_HOST_END})"), rf"\1{mark}"
             yield re.compile(rf"(\$\{{\w+##?){name}(?=-)"), rf"\1{mark}"
             option = rf"(?<![\w-])--?[\w.-]*{_PREFIX_WORD}[\w.-]*\s+"
             names = "|".join([*sorted(self._prefix_variables), rf"\w{{0,40}}{_PREFIX_WORD}\w{{0,40}}"])

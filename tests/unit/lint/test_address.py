@@ -33,6 +33,7 @@ spec:
 """
 MASTER_PATH = "spec.pytorchReplicaSpecs.Master.template.spec"
 COMMAND_PATH = f"{MASTER_PATH}.containers[0].command"
+JOB_COMMAND = "spec.template.spec.containers[0].command"
 VOLCANO_COMMAND_PATH = f"{POD}.containers[0].command"
 C10D_MANIFEST = VOLCANO.replace("--rdzv-backend=etcd-v2", "--rdzv-backend=c10d")
 INIT_METHOD_MANIFEST = LAUNCH_MANIFEST.replace("train.py", "train.py --dist-url=file:///shared/$JOB")
@@ -65,6 +66,20 @@ TRAPS: list[Trap] = [
         "spec.template.spec.subdomain",
         "such as train-0.peers, do not resolve",
     ),
+    (
+        INDEXED_JOB,
+        "$JOB-0.peers",
+        "train-0",
+        JOB_COMMAND,
+        "exist only in the Service of their subdomain; write train-0.peers",
+    ),
+    (
+        INDEXED_JOB.replace("$JOB-0.peers", "train-0"),
+        "subdomain: peers\n",
+        "dnsPolicy: ClusterFirst\n",
+        JOB_COMMAND,
+        "write train-0.train, subdomain: train in the pod's spec, and add a Service",
+    ),
     (LAUNCH_MANIFEST, "$MASTER_ADDR", "meeting-point", COMMAND_PATH, "does not create the Service meeting-point"),
     (
         PYTORCHJOB,
@@ -94,6 +109,20 @@ def test_sound_manifest_shows_none(manifest: str) -> None:
 def test_address_that_may_be_right_gets_no_warning(host: str) -> None:
     """An address that is known only in the pod, or is outside the cluster, gets no warning."""
     assert lint_manifest(parse(LAUNCH_MANIFEST.replace("$MASTER_ADDR", host))) == ()
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("subdomain: peers\n", "subdomain: peers\n      dnsConfig: {searches: [peers.ml.svc.cluster.local]}\n"),
+        ("metadata: {name: peers}", "metadata: {name: train-0}"),
+    ],
+    ids=["search domain", "Service of the pod"],
+)
+def test_pod_name_that_may_resolve_gets_no_warning(old: str, new: str) -> None:
+    """The name of a Job's pod is an address where a search domain or a Service of its own makes it one."""
+    manifest = INDEXED_JOB.replace("$JOB-0.peers", "train-0").replace(old, new)
+    assert not [finding for finding in lint_manifest(parse(manifest)) if "does not resolve" in str(finding)]
 
 
 VOLCANO_PLUGIN = VOLCANO.replace("env: [], ", 'pytorch: ["--master=worker"], env: [], ')

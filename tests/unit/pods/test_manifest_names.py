@@ -86,6 +86,12 @@ REFERENCES = [
         "ping ${PREFIX}0.train-hosts; ping $(JOB)-$i.train-hosts",
         f"ping ${{PREFIX}}0.{NEW}-hosts; ping $(JOB)-$i.{NEW}-hosts",
     ),
+    (
+        INDEXED,
+        "torchrun --master_addr=train-0 --rdzv-endpoint train-0:29400",
+        f"torchrun --master_addr={NEW}-0 --rdzv-endpoint {NEW}-0:29400",
+    ),
+    (INDEXED, "MASTER_ADDR=train-0 python t.py; ping train-$i", f"MASTER_ADDR={NEW}-0 python t.py; ping {NEW}-$i"),
     (JOBSET, "curl http://train; curl -s train/x", f"curl http://{NEW}; curl -s {NEW}/x"),
     (JOBSET, "until nslookup train; do ping -c 1 train; done", f"until nslookup {NEW}; do ping -c 1 {NEW}; done"),
     (JOBSET, "nc -zv -w 1 train 22; ssh -p 222 root@train ls", f"nc -zv -w 1 {NEW} 22; ssh -p 222 root@{NEW} ls"),
@@ -511,17 +517,19 @@ def test_service_that_jobset_creates_follows(subdomain: str, new_subdomain: str,
 
 
 def test_pod_group_of_any_scheduler_follows() -> None:
-    """A PodGroup with the job's name follows where a label or annotation names it, whichever scheduler reads that."""
+    """A PodGroup with the job's name follows where a label, an annotation or the pod's spec names it."""
     group = {"kind": "PodGroup", "metadata": {"name": "train-group"}}
     job = build_job(INDEXED)
     job["spec"]["template"]["metadata"] = {
         "labels": {"kai.scheduler/subgroup-name": "train", "app": "train-group"},
         "annotations": {"scheduling.run.ai/pod-group-name": "train-group"},
     }
+    job["spec"]["template"]["spec"]["schedulingGroup"] = {"podGroupName": "train-group"}
     (new_job, new_group), _, _ = rename(INDEXED, job, group)
     metadata = new_job["spec"]["template"]["metadata"]
     assert metadata["annotations"] == {"scheduling.run.ai/pod-group-name": f"{NEW}-group"}
     assert metadata["labels"] == {"kai.scheduler/subgroup-name": "train", "app": "train-group"}
+    assert new_job["spec"]["template"]["spec"]["schedulingGroup"] == {"podGroupName": f"{NEW}-group"}
     assert new_group["metadata"]["name"] == f"{NEW}-group"
 
 
