@@ -225,11 +225,21 @@ def _has_run(observed: Observation) -> bool:
     return any(get_container_start(pod) for pod in (*select_job_pods(observed).values(), *removed_pods))
 
 
-def build_condition_status(observed: Observation, job_kind: JobKindTerms, gang: Gang) -> Status:
-    """The status of a job whose conditions report its end and suspension, but not that it has run: its pods do."""
+def build_condition_status(
+    observed: Observation, job_kind: JobKindTerms, gang: Gang, *, first_pods: int | None = None
+) -> Status:
+    """The status of a job whose conditions report its end and suspension, but not that it has run: its pods do.
+
+    `first_pods`: the number of pods with which the job starts, if others wait for their success.
+    """
     status = find_condition_status(observed, job_kind, gang)
+    if status:
+        return status
+    pods = select_job_pods(observed)
     has_started = any(name.startswith("Removed/") for name in observed.states)
-    return status or build_unfinished_status(observed, select_job_pods(observed), gang, has_started=has_started)
+    if first_pods:
+        has_started = has_started or _count_started(pods) >= first_pods
+    return build_unfinished_status(observed, pods, gang, has_started=has_started)
 
 
 def _describe_survived_kills(pods: Pods) -> str:
@@ -389,11 +399,15 @@ def build_unfinished_status(observed: Observation, pods: Pods, gang: Gang, *, ha
     failure = _find_fatal_failure(pods, find_pod_problems(pods, reasons_by_pod, observed.observed_at), gang)
     if failure:
         return Status(state="failed", reason=failure.sentence, failure=failure)
-    started_count = sum(get_pod_phase(pod) != "Pending" for pod in pods.values())
-    is_minimum_started = bool(gang.pod_count) and started_count >= gang.min_pods
+    is_minimum_started = bool(gang.pod_count) and _count_started(pods) >= gang.min_pods
     have_joined = len(observed.joined) >= (gang.min_pods or 1)
     state: State = "running" if is_minimum_started or has_started or have_joined else "pending"
     return Status(state=state, reason=_describe_pods(pods, gang))
+
+
+def _count_started(pods: Pods) -> int:
+    """How many pods run or have ended."""
+    return sum(get_pod_phase(pod) != "Pending" for pod in pods.values())
 
 
 def _describe_pods(pods: Pods, gang: Gang) -> str:

@@ -1,6 +1,6 @@
 """JobSet of Kubernetes SIGs: a set of Jobs with stable host names; here one Job with a pod for each node."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from pydantic import Field
@@ -9,7 +9,7 @@ from torchyard.agents import command, process_env, torchrun
 from torchyard.agents.torchrun import Endpoint, JobNode
 from torchyard.diagnosis import job_status, pod_facts
 from torchyard.launchers.job import list_job_faults
-from torchyard.lint.workload import is_indexed_job, list_workloads, read_job_pods
+from torchyard.lint.workload import JobPods, is_indexed_job, list_workloads, read_job_pods
 from torchyard.model.base import FrozenModel
 from torchyard.model.errors import ProfileError
 from torchyard.model.finding import Finding
@@ -130,13 +130,31 @@ def _build_job_node(profile: Profile, run: Run) -> JobNode:
 
 def _list_pod_sets(job: Manifest) -> Iterator[PodSet]:
     """The pods of each Job of a JobSet, which is called <name>-<number>."""
-    for replicated_job in job["spec"]["replicatedJobs"]:
+    stages = _list_stages(job)
+    for replicated_job, stage in zip(job["spec"]["replicatedJobs"], stages, strict=True):
         spec = replicated_job["template"]["spec"]
         pods = read_job_pods(spec)
         naming: Literal["by set", "as set"] = "by set" if is_indexed_job(spec, is_in_jobset=True) else "as set"
         for number in range(_count_or_one(replicated_job.get("replicas"))):
             name = f"{replicated_job['name']}-{number}"
-            yield PodSet(name, pods.total, spec["template"], naming, parallel_count=pods.parallel)
+            yield PodSet(name, pods.total, spec["template"], naming, parallel_count=pods.parallel, stage=stage)
+
+
+def _list_stages(job: Mapping[str, Any]) -> list[int]:
+    """The stage of each of a JobSet's replicatedJobs: 0, and one more than that of a Job whose success it waits for.
+
+    A Job that waits until another one is ready starts in the stage of that one.
+    """
+    stages: dict[str, int] = {}
+    stage_list: list[int] = []
+    for replicated_job in pod_facts.get_mappings(job, "spec", "replicatedJobs"):
+        stage = 0
+        for dependency in pod_facts.get_mappings(replicated_job, "dependsOn"):
+            earlier_stage = stages.get(pod_facts.to_text(dependency.get("name")), 0)
+            stage = max(stage, earlier_stage + (dependency.get("status") == "Complete"))
+        stages[pod_facts.to_text(replicated_job.get("name"))] = stage
+        stage_list.append(stage)
+    return stage_list
 
 
 def _list_faults(job: Manifest) -> list[Finding]:
@@ -189,18 +207,34 @@ _TERMS = job_status.JobKindTerms(KIND, "Completed", "spec.suspend")
 
 
 def read_status(observed: Observation) -> Status:
-    """The JobSet's status: its end from its conditions, the rest from its pods."""
-    return job_status.build_condition_status(observed, _TERMS, _read_gang(observed))
+    """The JobSet's status: its end from its conditions, the rest from its pods.
+
+    It runs once the pods of its first stage do: those of a later one do not exist before these have succeeded.
+    """
+    gang = _read_gang(observed)
+    return job_status.build_condition_status(observed, _TERMS, gang, first_pods=_count_first_pods(observed))
 
 
 def _read_gang(observed: Observation) -> job_status.Gang:
     """The number of pods of all Jobs, and of those that run at a time."""
-    job = job_status.find_job_object(observed, KIND) or {}
     total = 0
     parallel = 0
-    for replicated_job in pod_facts.get_mappings(job, "spec", "replicatedJobs"):
+    for pods, _ in _list_job_pods(observed):
+        total += pods.total
+        parallel += pods.parallel
+    return job_status.Gang(total, parallel)
+
+
+def _count_first_pods(observed: Observation) -> int:
+    """The number of pods of the first stage that run at a time."""
+    return sum(pods.parallel for pods, stage in _list_job_pods(observed) if stage == 0)
+
+
+def _list_job_pods(observed: Observation) -> Iterator[tuple[JobPods, int]]:
+    """The pods of each of the JobSet's replicatedJobs, and its stage."""
+    job = job_status.find_job_object(observed, KIND) or {}
+    replicated_jobs = pod_facts.get_mappings(job, "spec", "replicatedJobs")
+    for replicated_job, stage in zip(replicated_jobs, _list_stages(job), strict=True):
         replicas = pod_facts.to_number(replicated_job.get("replicas"), 1)
         pods = read_job_pods(pod_facts.get_mapping(replicated_job, "template", "spec"))
-        total += replicas * pods.total
-        parallel += replicas * pods.parallel
-    return job_status.Gang(total, parallel)
+        yield JobPods(replicas * pods.total, replicas * pods.parallel), stage

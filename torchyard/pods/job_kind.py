@@ -45,6 +45,7 @@ class PodSet(NamedTuple):
     naming: of the pods: <job>-<name>-<i> (by set); <job>-<i> (by job); of a single pod <job>-<name> (as set), <job> (as
         job), or <name>, its own name.
     parallel_count: of the pods that run at a time; None if all do.
+    stage: the pods of a later stage start once all pods of an earlier one have succeeded.
     """
 
     name: str
@@ -52,6 +53,7 @@ class PodSet(NamedTuple):
     template: Manifest
     naming: Literal["by set", "by job", "as set", "as job", "own"] = "by set"
     parallel_count: int | None = None
+    stage: int = 0
 
     def name_pods(self, job_name: str) -> dict[str, str]:
         """The name of each pod by that of its node, without the random suffix that it may have."""

@@ -95,11 +95,26 @@ def _locate_pod_set(main: Manifest, pod_set: PodSet) -> LocatedPods:
 def list_capacities(job: Manifest, located_pods: Sequence[LocatedPods], job_kind: JobKind) -> list[Capacity]:
     """The capacity that the pods need: one requirement for all sets of pods that need the same nodes.
 
-    A Job of which fewer pods run at a time than it has needs room for these, and a job of Volcano with a minAvailable
-    needs room for that many pods of the first set.
+    A Job of which fewer pods run at a time than it has needs room for these, a JobSet whose Jobs wait for each other's
+    success for the largest stage, and a job of Volcano with a minAvailable for that many pods of the first set.
     Remedies name the fields of the first set that needs such nodes.
     Raises ValueError or TypeError if an amount is not one of Kubernetes, KeyError if a container has no name.
     """
+    capacities: dict[str, Capacity] = {}
+    for stage in dict.fromkeys(pods.pod_set.stage for pods in located_pods):
+        stage_pods = [pods for pods in located_pods if pods.pod_set.stage == stage]
+        for key, capacity in _add_up_capacities(stage_pods, job_kind).items():
+            if key not in capacities or capacities[key].pods < capacity.pods:
+                capacities[key] = capacity
+    needed_pods = job["spec"].get("minAvailable")
+    if isinstance(needed_pods, int) and 0 < needed_pods < sum(pods.pod_set.pod_count for pods in located_pods):
+        first = next(iter(capacities.values()))
+        return [first.model_copy(update={"pods": needed_pods if len(capacities) == 1 else first.pods})]
+    return list(capacities.values())
+
+
+def _add_up_capacities(located_pods: Sequence[LocatedPods], job_kind: JobKind) -> dict[str, Capacity]:
+    """The capacity that pods need which run at the same time, by what the nodes must have."""
     capacities: dict[str, Capacity] = {}
     for pods in located_pods:
         capacity = _build_capacity(pods, job_kind)
@@ -109,11 +124,7 @@ def list_capacities(job: Manifest, located_pods: Sequence[LocatedPods], job_kind
         first = capacities.setdefault(key, capacity)
         if first is not capacity:
             capacities[key] = first.model_copy(update={"pods": first.pods + capacity.pods})
-    needed_pods = job["spec"].get("minAvailable")
-    if isinstance(needed_pods, int) and 0 < needed_pods < sum(pods.pod_set.pod_count for pods in located_pods):
-        first = next(iter(capacities.values()))
-        return [first.model_copy(update={"pods": needed_pods if len(capacities) == 1 else first.pods})]
-    return list(capacities.values())
+    return capacities
 
 
 def _build_capacity(pods: LocatedPods, job_kind: JobKind) -> Capacity:

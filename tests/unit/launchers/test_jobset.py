@@ -118,6 +118,42 @@ def test_pods_that_run_one_after_the_other_are_a_running_jobset(launched: Launch
     assert jobset.read_status(observed).state == "running"
 
 
+def build_staged_manifest(status: str) -> dict[str, Any]:
+    """A JobSet of which one Job prepares, and another one of three pods waits until the first one has this status."""
+    template = {"spec": {"containers": [{"name": "main", "image": "a:1", "resources": {"limits": {"cpu": "8"}}}]}}
+    train_spec = {"parallelism": 3, "completions": 3, "template": template}
+    jobs = [
+        {"name": "prepare", "template": {"spec": {"template": template}}},
+        {
+            "name": "train",
+            "dependsOn": [{"name": "prepare", "status": status}],
+            "template": {"spec": train_spec},
+        },
+        {
+            "name": "watch",
+            "dependsOn": [{"name": "train", "status": "Ready"}],
+            "template": {"spec": {"template": template}},
+        },
+    ]
+    document = {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": {"name": "staged"}}
+    return document | {"spec": {"replicatedJobs": jobs}}
+
+
+@pytest.mark.parametrize(("status", "state", "room"), [("Complete", "running", 4), ("Ready", "pending", 5)])
+def test_job_that_waits_for_the_success_of_another_is_a_later_stage(
+    launched: Launched, status: str, state: str, room: int
+) -> None:
+    """A JobSet runs once its first stage does, and needs room for its largest stage, however long the first one takes.
+
+    A Job that waits until another one is ready belongs to the stage of that one.
+    """
+    plan = launched(build_staged_manifest(status))
+    assert [requirement.pods for requirement in list_requirements(plan, Capacity)] == [room]
+    states = {"Pod/prepare-0-0": {"status": {"phase": "Running"}}}
+    observed = Observation({f"JobSet/{plan.job}": plan.main} | states, frozenset())
+    assert jobset.read_status(observed).state == state
+
+
 @pytest.mark.parametrize(
     ("spec", "key", "remedy"),
     [

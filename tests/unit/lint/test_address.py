@@ -116,11 +116,12 @@ def test_address_that_may_be_right_gets_no_warning(host: str) -> None:
     [
         ("subdomain: peers\n", "subdomain: peers\n      dnsConfig: {searches: [peers.ml.svc.cluster.local]}\n"),
         ("metadata: {name: peers}", "metadata: {name: train-0}"),
+        ("parallelism: 2\n  completions: 2", "parallelism: 1\n  completions: 1"),
     ],
-    ids=["search domain", "Service of the pod"],
+    ids=["search domain", "Service of the pod", "the only pod"],
 )
 def test_pod_name_that_may_resolve_gets_no_warning(old: str, new: str) -> None:
-    """The name of a Job's pod is an address where a search domain or a Service of its own makes it one."""
+    """The name of a Job's pod is an address for itself, and where a search domain or its own Service makes it one."""
     manifest = INDEXED_JOB.replace("$JOB-0.peers", "train-0").replace(old, new)
     assert not [finding for finding in lint_manifest(parse(manifest)) if "does not resolve" in str(finding)]
 
