@@ -30,7 +30,9 @@ _SUPPORTED = (
     "PyTorchJob of kubeflow.org/v1, Job of batch.volcano.sh/v1alpha1, JobSet of jobset.x-k8s.io/v1alpha2, "
     "AppWrapper of workload.codeflare.dev, and Job of batch/v1"
 )
-_SUPPORTED_APIS = {
+_SHARED_KIND = "Job"  # of Kubernetes, of Volcano, and of other schedulers
+# By the launcher: the API of its jobs.
+_SUPPORTED_APIS: dict[WorkloadKind, str] = {
     "pytorchjob": "kubeflow.org/v1",
     "volcano": "batch.volcano.sh/v1alpha1",
     "jobset": "jobset.x-k8s.io/v1alpha2",
@@ -56,26 +58,50 @@ def find_main_faults(documents: Sequence[Manifest], job_kind: JobKind) -> list[F
             "for each"
         )
         return [Finding(describe_object(jobs[1]), problem)]
-    reasons = [_explain_other_kind(document, job_kind) for document in documents]
-    found = "; ".join(reason for reason in reasons if reason)
-    if not found:
+    for document in documents:
+        fault = _find_other_api(document, job_kind)
+        if fault:
+            return [fault]
+    reasons = [reason for document in documents if (reason := _explain_other_kind(document))]
+    found = "; ".join(reasons)
+    if not reasons or (len(documents) > 1 and not any(map(_find_launcher, documents))):
         kinds = ", ".join(f"{document.get('kind')} ({document.get('apiVersion')})" for document in documents)
         found = f"it has: {kinds}; supported are {_SUPPORTED}"
     return [Finding("manifest", f"holds no {job_kind.kind} of {job_kind.api}, which this launcher runs: {found}")]
 
 
-def _explain_other_kind(document: Manifest, job_kind: JobKind) -> str:
-    """Why a document is not the job of this launcher; empty if it is not a job at all."""
+def _find_other_api(document: Manifest, job_kind: JobKind) -> Finding | None:
+    """The finding for a document of this launcher's kind in another version or group; None if it is something else.
+
+    A Job of another group is a job of another launcher.
+    """
     api, kind = document.get("apiVersion"), document.get("kind")
-    group = str(api).rpartition("/")[0]
-    if kind == job_kind.kind and group == job_kind.api.rpartition("/")[0]:
-        return f"the {kind} is of {api}, a version that is not supported: rewrite it for {job_kind.api}"
+    if kind != job_kind.kind:
+        return None
+    location = f"{describe_object(document)}, apiVersion"
+    if str(api).rpartition("/")[0] == job_kind.api.rpartition("/")[0]:
+        problem = f"the {kind} is of {api}, a version that is not supported"
+        return Finding(location, problem, f"rewrite it for {job_kind.api}")
+    if find_workload_kind(document) or kind == _SHARED_KIND:
+        return None
+    return Finding(location, f"no {kind} is of {api}", f"write {job_kind.api}")
+
+
+def _find_launcher(document: Manifest) -> WorkloadKind | None:
+    """The launcher that runs a document, in this version or another one; None if none does."""
     workload_kind = find_workload_kind(document)
-    if workload_kind == "pod":
+    return workload_kind if workload_kind in _SUPPORTED_APIS else None
+
+
+def _explain_other_kind(document: Manifest) -> str:
+    """Why a document is not the job of a launcher; empty if it is not a job at all."""
+    api, kind = document.get("apiVersion"), document.get("kind")
+    if find_workload_kind(document) == "pod":
         return ""
-    supported_api = _SUPPORTED_APIS.get(workload_kind or "")
-    if supported_api:
-        problem = f"the {kind} of {api} is of another launcher: write launcher: {workload_kind}"
+    launcher = _find_launcher(document)
+    if launcher:
+        supported_api = _SUPPORTED_APIS[launcher]
+        problem = f"the {kind} of {api} is of another launcher: write launcher: {launcher}"
         return problem if api == supported_api else f"{problem}, and rewrite it for {supported_api}"
     if has_pod_template(document):
         return f"the {kind} of {api} is not supported; supported are {_SUPPORTED}"

@@ -28,6 +28,29 @@ def test_other_kind_is_named(launched: Launched, document: dict[str, object], me
         launched(document, launcher="volcano")
 
 
+def test_job_without_a_template_is_named_beside_objects_with_one(launched: Launched) -> None:
+    """Every object is named if none is a job of a launcher: the job may get its pods from another object."""
+    runtime = DEPLOYMENT | {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainingRuntime"}
+    with pytest.raises(
+        ProfileError, match=r"it has: TrainingRuntime \(.*\), TrainJob \(.*\); supported are PyTorchJob"
+    ):
+        launched(runtime, TRAIN_JOB, launcher="jobset")
+
+
+@pytest.mark.parametrize(
+    ("api", "message"),
+    [
+        ("jobset.sigs.k8s.io/v1alpha2", "no JobSet is of jobset.sigs.k8s.io/v1alpha2; write jobset.x-k8s.io/v1alpha2"),
+        ("jobset.x-k8s.io/v1", "is of jobset.x-k8s.io/v1, a version that .*; rewrite it for jobset.x-k8s.io/v1alpha2"),
+    ],
+)
+def test_other_api_of_the_kind_has_the_line_of_the_manifest(launched: Launched, api: str, message: str) -> None:
+    """A job of the launcher's kind in another group or version is reported at its apiVersion."""
+    document = {"apiVersion": api, "kind": "JobSet", "metadata": {"name": "train"}, "spec": {}}
+    with pytest.raises(ProfileError, match=rf"job.yaml:1: JobSet train, apiVersion: .*{message}"):
+        launched(document)
+
+
 def test_placeholder_in_several_keys_is_one_finding(launched: Launched) -> None:
     """A variable that is not filled in is reported once, with the keys that have it."""
     amounts = {"requests": {"nvidia.com/gpu": "$GPUS"}, "limits": {"nvidia.com/gpu": "$GPUS"}}
