@@ -123,7 +123,12 @@ def _is_own_name(job: Workload, host: str) -> bool:
 
 def _is_bare_pod_name(job: Workload, host: str) -> bool:
     """Whether a host is the name of one of a Job's pods, among several, without its Service."""
-    return job.kind == "job" and job.pod_count > 1 and bool(job.name) and bool(re.fullmatch(rf"{re.escape(job.name)}-\d+", host))
+    return (
+        job.kind == "job"
+        and job.pod_count > 1
+        and bool(job.name)
+        and bool(re.fullmatch(rf"{re.escape(job.name)}-\d+", host))
+    )
 
 
 def _has_search_domains(job: Workload) -> bool:

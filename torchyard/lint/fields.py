@@ -51,6 +51,7 @@ _GROUP_FIELDS: dict[WorkloadKind, str] = {
     "job": _JOB_FIELDS,
     "jobset": _JOB_FIELDS,
 }
+_ROOT_FIELDS = "apiVersion kind metadata spec status"
 _TEMPLATE_FIELDS = "metadata spec"
 _METADATA_FIELDS = "annotations finalizers labels name namespace"
 _POD_FIELDS = (
@@ -66,6 +67,14 @@ _CONTAINER_FIELDS = (
     "resources restartPolicy restartPolicyRules securityContext startupProbe stdin stdinOnce terminationMessagePath "
     "terminationMessagePolicy tty volumeDevices volumeMounts workingDir"
 )
+_POD_LISTS = (
+    "containers imagePullSecrets initContainers resourceClaims schedulingGates tolerations topologySpreadConstraints "
+    "volumes"
+)
+_POD_MAPPINGS = "affinity dnsConfig nodeSelector securityContext"
+_ARGV_KEYS = ("command", "args")
+_CONTAINER_LISTS = "command args env envFrom ports volumeDevices volumeMounts"
+_CONTAINER_MAPPINGS = "lifecycle resources securityContext"
 _REFUSED = "the API server refuses the object"
 _MIN_SIMILARITY = 0.9  # of two names, one of which is a misspelling of the other
 
@@ -73,6 +82,7 @@ _MIN_SIMILARITY = 0.9  # of two names, one of which is a misspelling of the othe
 class _Section(NamedTuple):
     """A mapping in an object, which may be missing there (empty), and the names of its fields.
 
+    key_path: empty for the object itself.
     has_all_fields: no newer release has others.
     """
 
@@ -80,6 +90,10 @@ class _Section(NamedTuple):
     fields: str
     node: YamlNode
     has_all_fields: bool = False
+
+    def locate(self, field: str) -> str:
+        """The path of a field in this section."""
+        return f"{self.key_path}.{field}".removeprefix(".")
 
 
 def find_refused_fields(job: Workload) -> Iterator[Finding]:
@@ -96,7 +110,7 @@ def find_refused_fields(job: Workload) -> Iterator[Finding]:
                 fix = f"remove it, or write one of {', '.join(section.fields.split())}"
             if fix:
                 problem = f"{field} is not a field of this mapping: {effect}"
-                yield Finding(f"{section.key_path}.{field}", problem, fix)
+                yield Finding(section.locate(str(field)), problem, fix)
 
 
 def _list_sections(job: Workload) -> Iterator[_Section]:
@@ -119,6 +133,7 @@ def _list_sections(job: Workload) -> Iterator[_Section]:
 
 def _list_outer_sections(job: Workload) -> Iterator[_Section]:
     """Yield the sections of a job that are not those of a group of pods."""
+    yield _Section("", _ROOT_FIELDS, job.root, has_all_fields=True)
     if job.kind in _SPEC_FIELDS:
         yield _Section("spec", _SPEC_FIELDS[job.kind], job.spec, has_all_fields=job.kind == "pytorchjob")
     if job.kind == "pytorchjob":
@@ -145,7 +160,7 @@ def _find_right_field(field: str, section: _Section, sections: Sequence[_Section
     candidates = [candidate for candidate in sections if field in candidate.fields.split()]
     if candidates:
         nearest = max(candidates, key=lambda candidate: _count_common_keys(candidate.key_path, section.key_path))
-        return f"write it in {nearest.key_path.removeprefix(f'{section.key_path}.')}"
+        return f"write it in {nearest.key_path.removeprefix(section.locate(''))}"
     if field == "creationTimestamp":  # as `kubectl create --dry-run` prints it, with null
         return "remove it"
     return ""
@@ -155,6 +170,31 @@ def _count_common_keys(key_path: str, other_path: str) -> int:
     """The number of keys with which both paths start."""
     key_pairs = zip(key_path.split("."), other_path.split("."), strict=False)
     return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], key_pairs))
+
+
+# --- types ---------------------------------------------------------------------------------------------------------
+
+
+def find_refused_types(job: Workload) -> Iterator[Finding]:
+    """Yield the keys of pods and containers whose value is not the list or the mapping that is valid there."""
+    for group in job.groups:
+        yield from _find_other_types(group.pod_path, group.pod, _POD_LISTS, _POD_MAPPINGS)
+        for container in group.all_containers:
+            yield from _find_other_types(container.key_path, container.spec, _CONTAINER_LISTS, _CONTAINER_MAPPINGS)
+
+
+def _find_other_types(key_path: str, node: YamlNode, list_keys: str, mapping_keys: str) -> Iterator[Finding]:
+    for key in list_keys.split():
+        value = node.get(key)
+        if isinstance(value, str) and key in _ARGV_KEYS:
+            problem = f"it is a text, and must be a list: {_REFUSED}"
+            yield Finding(f"{key_path}.{key}", problem, "write each word as an item, such as [torchrun, train.py]")
+        elif value is not None and not isinstance(value, list):
+            yield Finding(f"{key_path}.{key}", f"it must be a list: {_REFUSED}", "begin each of its items with `-`")
+    for key in mapping_keys.split():
+        value = node.get(key)
+        if value is not None and not isinstance(value, Mapping):
+            yield Finding(f"{key_path}.{key}", f"it must be a mapping: {_REFUSED}", "write keys and values there")
 
 
 # --- strings ------------------------------------------------------------------------------------------------------

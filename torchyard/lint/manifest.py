@@ -11,7 +11,12 @@ from typing import Any
 
 from torchyard.lint.address import find_address_traps
 from torchyard.lint.appwrapper import lint_appwrappers
-from torchyard.lint.fields import find_refused_fields, find_refused_metadata, find_refused_numbers
+from torchyard.lint.fields import (
+    find_refused_fields,
+    find_refused_metadata,
+    find_refused_numbers,
+    find_refused_types,
+)
 from torchyard.lint.pod import POD_RULES
 from torchyard.lint.rdma import find_missing_hcas
 from torchyard.lint.rejected import REJECTION_RULES
@@ -378,6 +383,7 @@ def _is_training(container: ManifestContainer) -> bool:
 
 _RULES: tuple[_LintRule, ...] = (
     find_refused_fields,
+    find_refused_types,
     find_refused_numbers,
     *POD_RULES,
     find_missing_hcas,

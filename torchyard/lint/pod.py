@@ -41,6 +41,9 @@ def _find_unusable_images(job: Workload) -> Iterator[Finding]:
                 "the pod crash-loops, and torchrun's etcd-v2 cannot connect"
             )
             yield Finding(key_path, problem, f"use {_ETCD_HINT}")
+        elif not container.spec.get("image"):
+            problem = "it is missing: the API server rejects the pod"
+            yield Finding(key_path, problem, "write the image's name")
         elif image and find_image_fault(image):
             problem = f"`{image}` {find_image_fault(image)}: the pods cannot start"
             yield Finding(key_path, problem, "write the image's name, or render the template before the run")

@@ -3,7 +3,7 @@
 The rules follow the sources of Volcano 1.14, training-operator 1.9, JobSet 0.11 and Kubernetes 1.34.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from torchyard.lint.workload import (
     Workload,
@@ -82,6 +82,57 @@ def _list_dependencies(key_path: str, part: YamlNode) -> Iterator[tuple[str, str
 def _build_unknown_name(key_path: str, name: str, known_names: list[str]) -> Finding:
     fix = f"write {' or '.join(known_names)}" if known_names else "remove it: this is the first one"
     return Finding(key_path, f"there is no {name}: the webhook rejects the job", fix)
+
+
+# --- pods
+
+
+def _find_repeated_pod_parts(job: Workload) -> Iterator[Finding]:
+    """Yield containers and volumes of a pod, and ports and mounts of a container, that are there twice."""
+    for group in job.groups:
+        yield from _find_repetitions([(container.key_path, container.spec) for container in group.all_containers])
+        yield from _find_repetitions(yaml_entries(f"{group.pod_path}.volumes", group.pod.get("volumes")))
+        for container in group.all_containers:
+            for list_key, key in (("ports", "name"), ("volumeMounts", "mountPath")):
+                entries = yaml_entries(f"{container.key_path}.{list_key}", container.spec.get(list_key))
+                yield from _find_repetitions(entries, key)
+
+
+def _find_repetitions(entries: Iterable[tuple[str, YamlNode]], key: str = "name") -> Iterator[Finding]:
+    values = set()
+    for key_path, entry in entries:
+        value = yaml_text(entry.get(key))
+        if value and value in values:
+            problem = f"another one before it has the {key} {value} too: the API server rejects the pod"
+            yield Finding(f"{key_path}.{key}", problem, "give each its own, or remove one")
+        values.add(value)
+
+
+def _find_unknown_volumes(job: Workload) -> Iterator[Finding]:
+    """Yield mounts of volumes that the pod does not have. A controller adds the volumes of a template for claims."""
+    if job.kind == "server":
+        return
+    claim_names = _list_claim_templates(job)
+    for group in job.groups:
+        volume_names = [yaml_text(volume.get("name")) for _, volume in yaml_entries("", group.pod.get("volumes"))]
+        for container in group.all_containers:
+            for key_path, mount in yaml_entries(
+                f"{container.key_path}.volumeMounts", container.spec.get("volumeMounts")
+            ):
+                name = yaml_text(mount.get("name"))
+                if name and name not in volume_names and name not in claim_names:
+                    problem = f"the pod has no volume {name}: the API server rejects it"
+                    fix = f"write {' or '.join(volume_names)}, or add it to" if volume_names else "add it to"
+                    yield Finding(f"{key_path}.name", problem, f"{fix} {group.pod_path}.volumes")
+
+
+def _list_claim_templates(job: Workload) -> list[str]:
+    """The names of a JobSet's claims, each of which is a volume of its pods."""
+    names: list[str] = []
+    for _, policy in yaml_entries("", job.spec.get("volumeClaimPolicies")):
+        for _, claim in yaml_entries("", policy.get("templates")):
+            names.append(yaml_text(yaml_value(claim, "metadata", "name")))
+    return names
 
 
 # --- Volcano
@@ -172,4 +223,6 @@ REJECTION_RULES = (
     _find_unwritten_master,
     _find_rejected_roles,
     _find_rejected_job,
+    _find_repeated_pod_parts,
+    _find_unknown_volumes,
 )

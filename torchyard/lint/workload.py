@@ -304,12 +304,14 @@ class Workload(NamedTuple):
     """One object that creates pods.
 
     location: its kind and name for a message, such as `AppWrapper outer, PyTorchJob train`.
+    root: the whole object.
     """
 
     kind: WorkloadKind
     location: str
     name: str
     namespace: str
+    root: YamlNode
     spec: YamlNode
     groups: tuple[ReplicaGroup, ...]
 
@@ -408,7 +410,8 @@ def list_workloads(obj: object, parent_location: str = "") -> Iterator[Workload]
     workload_kind = find_workload_kind(obj)
     if workload_kind:
         spec = yaml_mapping(yaml_value(obj, "spec"))
-        yield Workload(workload_kind, location, name, namespace, spec, tuple(_list_groups(workload_kind, spec)))
+        groups = tuple(_list_groups(workload_kind, spec))
+        yield Workload(workload_kind, location, name, namespace, yaml_mapping(obj), spec, groups)
 
 
 def find_master_task(spec: object, plugin: str) -> str | None:

@@ -28,7 +28,9 @@ _SYNTAX_REMEDIES = {
     "mapping values are not allowed": _INDENT_FIX,
     "did not find expected": _INDENT_FIX,
     "could not find expected": _INDENT_FIX,
+    "is not closed": "close it; a quote inside a text in single quotes is written twice",
 }
+_OPEN_QUOTE_PROBLEM = "unexpected end of stream"
 _INT_TAG = "tag:yaml.org,2002:int"
 _FLOAT_TAG = "tag:yaml.org,2002:float"
 _UNKNOWN_TAG_PATTERN = re.compile(r"could not determine a constructor for the tag '(?:tag:yaml\.org,2002:)?([^']*)'")
@@ -218,7 +220,7 @@ def _raise_for_invalid_value(nodes: list[yaml.Node]) -> None:
 
 def _describe_syntax_error(path: Path, text: bytes, error: yaml.YAMLError) -> Finding:
     """The file and line with the problem, and the column if it is known."""
-    mark = getattr(error, "problem_mark", None)
+    mark: yaml.Mark | None = getattr(error, "problem_mark", None)
     problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "it is not YAML"
     if isinstance(error, yaml.reader.ReaderError):
         line = text.count(b"\n", 0, error.position) + 1
@@ -226,6 +228,11 @@ def _describe_syntax_error(path: Path, text: bytes, error: yaml.YAMLError) -> Fi
         return Finding("", f"{problem}{remedy}", file=str(path), line=line)
     if match := _UNKNOWN_TAG_PATTERN.search(problem):
         problem = f"a value cannot have the tag !!{match[1]}: write it without one"
+    opening_mark = getattr(error, "context_mark", None)
+    context = str(getattr(error, "context", None))  # such as `while scanning a quoted scalar`
+    if opening_mark and _OPEN_QUOTE_PROBLEM in problem and "quoted" in context:
+        problem = "the quote that opens here is not closed"
+        mark = opening_mark
     template = _TEMPLATE_PATTERN.search(text)
     remedy = next((remedy for words, remedy in _SYNTAX_REMEDIES.items() if words in problem), "")
     if template:

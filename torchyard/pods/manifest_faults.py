@@ -1,13 +1,17 @@
 """Why the job of a user's manifest cannot be launched: each finding names the key, and what is valid there."""
 
+import difflib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torchyard.diagnosis import pod_facts
+from torchyard.lint.fields import find_refused_fields, find_refused_types
 from torchyard.lint.manifest import merge_repetitions
 from torchyard.lint.workload import (
+    Workload,
     WorkloadKind,
     find_workload_kind,
     has_pod_template,
@@ -21,6 +25,7 @@ from torchyard.pods.manifest_pods import list_capacities, locate_pods
 from torchyard.pods.volumes import Manifest
 
 _MAX_PODS = 10_000  # as of `nodes`: a plan has an entry for each
+_MIN_SIMILARITY = 0.85  # of two kinds, one of which is a misspelling of the other: Jobs, PytorchJob
 _MAX_HOST_NAME_CHARS = 63  # characters of a host name
 _COUNT_KEYS = ("replicas", "parallelism", "completions", "minAvailable", "minReplicas", "maxReplicas", "backoffLimit")
 _TEXTS_KEYS = ("labels", "annotations", "matchLabels", "nodeSelector")  # mappings of texts, whose keys are the user's
@@ -71,12 +76,15 @@ def find_main_faults(documents: Sequence[Manifest], job_kind: JobKind) -> list[F
 
 
 def _find_other_api(document: Manifest, job_kind: JobKind) -> Finding | None:
-    """The finding for a document of this launcher's kind in another version or group; None if it is something else.
+    """The finding for a document of this launcher's kind in another version or group, or in another spelling.
 
-    A Job of another group is a job of another launcher.
+    None if it is something else. A Job of another group is a job of another launcher.
     """
-    api, kind = document.get("apiVersion"), document.get("kind")
+    api, kind = document.get("apiVersion"), str(document.get("kind"))
     if kind != job_kind.kind:
+        is_similar = difflib.SequenceMatcher(None, kind.lower(), job_kind.kind.lower()).ratio() >= _MIN_SIMILARITY
+        if is_similar and api == job_kind.api:
+            return Finding(f"{describe_object(document)}, kind", f"{api} has no kind {kind}", f"write {job_kind.kind}")
         return None
     location = f"{describe_object(document)}, apiVersion"
     if str(api).rpartition("/")[0] == job_kind.api.rpartition("/")[0]:
@@ -223,25 +231,46 @@ def _find_placeholder(path: str, text: str) -> Finding | None:
 
 
 def _explain_shape(main: Manifest) -> Iterator[Finding]:
-    """What prevents the pods of a job from being read."""
+    """What prevents the pods of a job from being read: keys that are wrong where they are, or else what is missing."""
+    misplaced_keys = list(_list_misplaced_keys(main))
+    if misplaced_keys:
+        yield from misplaced_keys
+        return
     for workload in list_workloads(main):
-        pods_key = _PODS_KEYS.get(workload.kind)
-        if not workload.groups and pods_key:
-            problem = "it has no entry that describes pods" if yaml_value(workload.spec, pods_key) else "it is missing"
-            yield Finding(f"{workload.location}, spec.{pods_key}", problem, "describe the pods of the job there")
-        for group in workload.groups:
-            if not group.pod:
-                yield Finding(f"{workload.location}, {group.key_path}", "it has no pod template (template.spec)")
-            elif not group.containers:
-                yield Finding(f"{workload.location}, {group.pod_path}.containers", "there is no container")
-            for container in group.containers:
-                if not isinstance(container.spec.get("name"), str):
-                    yield Finding(f"{workload.location}, {container.key_path}.name", "the container has no name")
-            if group.spec.get("replicas", 1) is None:
-                problem = "it is empty, and then there is no pod" if workload.kind == "volcano" else "it is empty"
-                yield Finding(f"{workload.location}, {group.key_path}.replicas", problem, "write a number")
+        yield from _list_missing_parts(workload)
     if main["kind"] == "AppWrapper" and not any(list_wrapped_objects(main)):
         yield Finding(describe_object(main), "it has no component with a template")
+
+
+def _list_misplaced_keys(main: Manifest) -> Iterator[Finding]:
+    """Keys that belong elsewhere, or have another spelling or type."""
+    for workload in list_workloads(main):
+        for finding in (*find_refused_fields(workload), *find_refused_types(workload)):
+            yield replace(finding, where=f"{workload.location}, {finding.where}")
+
+
+def _list_missing_parts(workload: Workload) -> Iterator[Finding]:
+    """What a job lacks of its pods."""
+    spec = workload.root.get("spec")
+    if not isinstance(spec, Mapping):
+        problem = "it is missing" if spec is None else "it must be a mapping, whose keys do not begin with `-`"
+        yield Finding(f"{workload.location}, spec", problem, "describe the job there")
+        return
+    pods_key = _PODS_KEYS.get(workload.kind)
+    if not workload.groups and pods_key:
+        problem = "it has no entry that describes pods" if yaml_value(workload.spec, pods_key) else "it is missing"
+        yield Finding(f"{workload.location}, spec.{pods_key}", problem, "describe the pods of the job there")
+    for group in workload.groups:
+        if not group.pod:
+            yield Finding(f"{workload.location}, {group.key_path}", "it has no pod template (template.spec)")
+        elif not group.containers:
+            yield Finding(f"{workload.location}, {group.pod_path}.containers", "there is no container")
+        for container in group.containers:
+            if not isinstance(container.spec.get("name"), str):
+                yield Finding(f"{workload.location}, {container.key_path}.name", "the container has no name")
+        if group.spec.get("replicas", 1) is None:
+            problem = "it is empty, and then there is no pod" if workload.kind == "volcano" else "it is empty"
+            yield Finding(f"{workload.location}, {group.key_path}.replicas", problem, "write a number")
 
 
 def _find_long_names(pod_set: PodSet, job_name: str, job_kind: JobKind) -> Iterator[Finding]:

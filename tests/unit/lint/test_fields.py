@@ -19,6 +19,18 @@ from torchyard.lint.manifest import lint_manifest
 
 JOB_SPEC = "spec.replicatedJobs[0].template.spec"
 TRAPS: list[Trap] = [
+    (VOLCANO, "kind: Job\n", "kind: Job\nqueue: research\n", "queue", "queue is not a field of this mapping"),
+    (JOBSET, "kind: JobSet\n", "x-pod: &pod {}\nkind: JobSet\n", "x-pod", "remove it, or write one of apiVersion"),
+    (MASTER, "containers: [{", "containers: [{args: --steps=5, ", f"{TRAIN}.containers[0].args", "write each word"),
+    (MASTER, "containers: [{", "containers: [{ports: {a: 1}, ", f"{TRAIN}.containers[0].ports", "must be a list"),
+    (
+        MASTER,
+        "containers: [{",
+        "containers: [{resources: [gpu], ",
+        f"{TRAIN}.containers[0].resources",
+        "must be a mapping",
+    ),
+    (VOLCANO, "hostNetwork: true", "affinity: []\n        hostNetwork: true", f"{POD}.affinity", "must be a mapping"),
     (MASTER, "spec:\n", "spec:\n  cleanPodPolicy: None\n", "spec.cleanPodPolicy", "write it in runPolicy"),
     (
         MASTER,

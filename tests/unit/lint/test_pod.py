@@ -11,6 +11,13 @@ GPU_MANIFEST = VOLCANO.replace(
     "          env:\n", "          resources: {limits: {nvidia.com/gpu: 1}}\n          env:\n"
 )
 TRAPS: list[Trap] = [
+    (
+        VOLCANO,
+        "          image: registry.example:5000/train:v1\n",
+        "",
+        f"{POD}.containers[0].image",
+        "it is missing: the API server rejects the pod; write the image's name",
+    ),
     (VOLCANO, "train:v1", "train", f"{POD}.containers[0].image", "another image on another day"),
     (
         VOLCANO,
@@ -61,7 +68,7 @@ def test_trap_is_reported(case: Trap) -> None:
     ("old_text", "new_text"),
     [
         ("          env:\n", "          volumeMounts: [{name: shm, mountPath: /dev/shm/}]\n          env:\n"),
-        ("          env:\n", "          volumeMounts: [{name: devices, mountPath: /dev}]\n          env:\n"),
+        ("          env:\n", "          volumeMounts: [{name: shm, mountPath: /dev}]\n          env:\n"),
         ("hostNetwork: true", "hostNetwork: true\n        hostIPC: true"),
         ("  tasks:\n", "  volumes: [{mountPath: /dev/shm, volumeClaimName: ram}]\n  tasks:\n"),
     ],

@@ -3,6 +3,7 @@
 import pytest
 
 from tests.inputs.sound_manifests import JOBSET, MASTER, VOLCANO, Trap, find_trap, list_traps, parse
+from torchyard.lint.manifest import lint_manifest
 
 ROLES = "spec.pytorchReplicaSpecs"
 TWO_TASKS = VOLCANO.replace("  - name: worker\n    replicas: 2\n", "  - &task\n    name: worker\n    replicas: 2\n") + (
@@ -12,7 +13,37 @@ TWO_JOBS = JOBSET.replace("  - name: worker\n    template", "  - &job\n    name:
     "  - {<<: *job, name: server, dependsOn: [{name: worker, status: Ready}]}\n"
 )
 POLICY = "{events: [PodFailed, PodEvicted], action: RestartJob}"
+POD = "spec.tasks[0].template.spec"
 TRAPS: list[Trap] = [
+    (
+        VOLCANO,
+        "          env:\n",
+        "          ports: [{name: a, containerPort: 1}, {name: a, containerPort: 2}]\n          env:\n",
+        f"{POD}.containers[0].ports[1].name",
+        "another one before it has the name a too: the API server rejects the pod",
+    ),
+    (
+        VOLCANO,
+        "          env:\n",
+        "          volumeMounts: [{name: shm, mountPath: /a}, {name: shm, mountPath: /a}]\n          env:\n",
+        f"{POD}.containers[0].volumeMounts[1].mountPath",
+        "has the mountPath /a too",
+    ),
+    (
+        VOLCANO,
+        "        containers:\n",
+        "        initContainers: [{name: worker, image: a:1}]\n        containers:\n",
+        f"{POD}.containers[0].name",
+        "has the name worker too",
+    ),
+    (VOLCANO, "volumes: [", "volumes: [{name: shm, emptyDir: {}}, ", f"{POD}.volumes[1].name", "has the name shm too"),
+    (
+        VOLCANO,
+        "          env:\n",
+        "          volumeMounts: [{name: data, mountPath: /a}]\n          env:\n",
+        f"{POD}.containers[0].volumeMounts[0].name",
+        f"the pod has no volume data: the API server rejects it; write shm, or add it to {POD}.volumes",
+    ),
     (TWO_TASKS, "name: server", "name: worker", "spec.tasks[1].name", "before it is called worker too"),
     (TWO_TASKS, "[worker]", "[loader]", "spec.tasks[1].dependsOn.name[0]", "there is no loader"),
     (TWO_JOBS, "name: server", "name: worker", "spec.replicatedJobs[1].name", "before it is called worker too"),
@@ -95,3 +126,13 @@ def test_task_without_a_name_is_not_compared() -> None:
     """Volcano names a task that has no name, so a reference to it is not reported."""
     manifest = TWO_TASKS.replace("    name: worker\n    replicas", "    replicas").replace("[worker]", "[default0]")
     assert not [trap for trap in list_traps(parse(manifest)) if "dependsOn" in trap]
+
+
+def test_claim_of_a_jobset_is_a_volume_of_its_pods() -> None:
+    """The webhook of JobSets adds a volume for each template of a claim."""
+    manifest, *_ = parse(JOBSET)
+    pod = manifest["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    pod["containers"][0]["volumeMounts"] = [{"name": "data", "mountPath": "/data"}]
+    assert any("has no volume data" in str(finding) for finding in lint_manifest([manifest]))
+    manifest["spec"]["volumeClaimPolicies"] = [{"templates": [{"metadata": {"name": "data"}}]}]
+    assert not any("has no volume data" in str(finding) for finding in lint_manifest([manifest]))

@@ -9,6 +9,7 @@ from tests.inputs.user_files import get_refusal
 
 VALID = "about: a test\nlauncher: baremetal\nprogram: x.py\n"
 MISTAKES = {
+    "about: x\nlauncher: 'job\nprogram: x.py\n": ":2: the quote that opens here is not closed (column 11); close it",
     "about: [x\n": ":2: did not find expected ',' or ']'",
     "- a\n": ":1: a profile is a mapping",
     "\tabout: x\n": ":1: found character",

@@ -1,5 +1,7 @@
 """Why a manifest's job cannot be launched. Most faults are tested with whole manifests in test_user_manifest.py."""
 
+import re
+
 import pytest
 
 from tests.inputs.user_manifests import JOB, PYTORCHJOB, Launched, change_spec
@@ -49,6 +51,47 @@ def test_other_api_of_the_kind_has_the_line_of_the_manifest(launched: Launched, 
     document = {"apiVersion": api, "kind": "JobSet", "metadata": {"name": "train"}, "spec": {}}
     with pytest.raises(ProfileError, match=rf"job.yaml:1: JobSet train, apiVersion: .*{message}"):
         launched(document)
+
+
+@pytest.mark.parametrize(("kind", "launcher"), [("PytorchJob", "pytorchjob"), ("Jobs", "volcano")])
+def test_misspelled_kind_has_the_line_of_the_manifest(launched: Launched, kind: str, launcher: str) -> None:
+    """A kind that is almost that of the launcher, in its API, is reported with the right spelling."""
+    document = PYTORCHJOB if launcher == "pytorchjob" else JOB
+    message = (
+        rf"job.yaml:\d+: {kind} train, kind: {document['apiVersion']} has no kind {kind}; write {document['kind']}"
+    )
+    with pytest.raises(ProfileError, match=message):
+        launched(document | {"kind": kind}, launcher=launcher)
+
+
+@pytest.mark.parametrize(
+    ("keys", "messages"),
+    [
+        ({"spec": {}, "tasks": JOB["spec"]["tasks"]}, ["tasks: tasks is not a field .*; write it in spec"]),
+        ({"specs": JOB["spec"], "spec": None}, ["specs: specs is not a field .*; remove it, or write one of .* spec"]),
+        ({"spec": [JOB["spec"]]}, ["spec: it must be a mapping, whose keys do not begin with `-`"]),
+        ({"spec": None}, ["spec: it is missing"]),
+        (
+            {"spec": {"tasks": [{"replicas": 1, "templates": {"spec": {}}}]}},
+            [r"spec.tasks\[0\].templates: .*; write template"],
+        ),
+        (
+            {"spec": {"tasks": [{"replicas": 1, "template": {"spec": {"containers": {"name": "a"}}}}]}},
+            [r"spec.tasks\[0\].template.spec.containers: it must be a list"],
+        ),
+    ],
+    ids=["not indented", "misspelled", "a list", "empty", "template", "containers"],
+)
+def test_key_that_hides_the_pods_is_the_only_finding(
+    launched: Launched, keys: dict[str, object], messages: list[str]
+) -> None:
+    """If no pods can be read because of a key in a wrong place, spelling or type, that key is reported, once."""
+    with pytest.raises(ProfileError) as error:
+        launched(JOB | keys)
+    findings = [str(finding) for finding in error.value.findings]
+    assert len(findings) == len(messages)
+    for finding, message in zip(findings, messages, strict=True):
+        assert re.search(rf"job.yaml:\d+: Job train, {message}", finding)
 
 
 def test_placeholder_in_several_keys_is_one_finding(launched: Launched) -> None:
