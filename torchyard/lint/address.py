@@ -131,6 +131,21 @@ def _is_bare_pod_name(job: Workload, host: str) -> bool:
     )
 
 
+def _find_other_service(job: Workload, host: str) -> str | None:
+    """The Service in the address of a pod that is not the one of the job's controller; None if there is none."""
+    match = re.fullmatch(rf"{re.escape(job.name)}-[a-z0-9-]+-\d+\.([a-z0-9-]+)(?:\..*)?", host)
+    if job.kind not in _KINDS_WITH_SERVICE or not job.name or not match:
+        return None
+    return match[1] if match[1] != _get_own_service(job) else None
+
+
+def _get_own_service(job: Workload) -> str:
+    """The Service that the job's controller creates for the names of its pods: that of their subdomain."""
+    subdomains = [yaml_text(yaml_value(job.spec, "network", "subdomain"))]
+    subdomains += [yaml_text(group.pod.get("subdomain")) for group in job.groups]
+    return next(filter(None, subdomains), job.name)
+
+
 def _has_search_domains(job: Workload) -> bool:
     """Whether the pods look for hosts in domains that the manifest adds, such as that of their Service."""
     return any(yaml_value(group.pod, "dnsConfig", "searches") for group in job.groups)
@@ -224,6 +239,11 @@ def _find_missing_service(job: Workload, services: Set[str]) -> Iterator[Finding
                 f"{host} does not resolve: the names of a Job's pods exist only in the Service of their subdomain",
                 _build_pod_address_fix(job, host),
             )
+        other_service = _find_other_service(job, host)
+        if other_service and other_service not in services:
+            own_service = _get_own_service(job)
+            problem = f"{host} does not resolve: the controller creates the names of the pods in {own_service}"
+            yield Finding(key_path, problem, f"write {service}.{own_service}")
         if _SERVICE_PATTERN.fullmatch(host) and service not in services and not _is_own_name(job, host):
             problem = (
                 f"the manifest does not create the Service {service}: the pods find each other only if the cluster "

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.inputs.sound_manifests import INDEXED_JOB, MASTER, POD, PYTORCHJOB, VOLCANO, Trap, find_trap, parse
+from tests.inputs.sound_manifests import INDEXED_JOB, JOBSET, MASTER, POD, PYTORCHJOB, VOLCANO, Trap, find_trap, parse
 from torchyard.lint.manifest import lint_manifest
 
 LAUNCH_MANIFEST = """
@@ -33,6 +33,7 @@ spec:
 """
 MASTER_PATH = "spec.pytorchReplicaSpecs.Master.template.spec"
 COMMAND_PATH = f"{MASTER_PATH}.containers[0].command"
+JOBSET_COMMAND = "spec.replicatedJobs[0].template.spec.template.spec.containers[0].command"
 JOB_COMMAND = "spec.template.spec.containers[0].command"
 VOLCANO_COMMAND_PATH = f"{POD}.containers[0].command"
 C10D_MANIFEST = VOLCANO.replace("--rdzv-backend=etcd-v2", "--rdzv-backend=c10d")
@@ -80,6 +81,20 @@ TRAPS: list[Trap] = [
         JOB_COMMAND,
         "write train-0.train, subdomain: train in the pod's spec, and add a Service",
     ),
+    (
+        JOBSET,
+        "$(HEAD)-worker-0-0.$(HEAD)",
+        "train-worker-0-0.train-worker",
+        JOBSET_COMMAND,
+        "in train; write train-worker-0-0.train",
+    ),
+    (
+        JOBSET.replace("$(HEAD)-worker-0-0.$(HEAD)", "train-worker-0-0.train"),
+        "spec:\n",
+        "spec:\n  network: {subdomain: peers}\n",
+        JOBSET_COMMAND,
+        "in peers; write train-worker-0-0.peers",
+    ),
     (LAUNCH_MANIFEST, "$MASTER_ADDR", "meeting-point", COMMAND_PATH, "does not create the Service meeting-point"),
     (
         PYTORCHJOB,
@@ -103,6 +118,12 @@ def test_trap_is_reported(case: Trap) -> None:
 def test_sound_manifest_shows_none(manifest: str) -> None:
     """A manifest whose pods find each other wherever they are placed gets no warning."""
     assert lint_manifest(parse(manifest)) == ()
+
+
+@pytest.mark.parametrize("domain", ["train", "train.ml.svc.cluster.local"])
+def test_pod_in_the_controllers_service_gets_no_warning(domain: str) -> None:
+    """A JobSet's pod has its name in the Service of the JobSet's name."""
+    assert lint_manifest(parse(JOBSET.replace("$(HEAD)-worker-0-0.$(HEAD)", f"train-worker-0-0.{domain}"))) == ()
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "$(FIRST)", "head.example.org"])
