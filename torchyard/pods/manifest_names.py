@@ -129,6 +129,8 @@ _START = rf"(?:(?<![\w./-])|{_AFTER_SCHEME}|(?<=\bs/)|(?<=/\^))"
 _END = r"(?![\w-])"
 _VARIABLE = r"(?:\$\{\w+[^}\n]*\}|\$\w++|\$\(\w[^()\n]*\))"
 _VARIABLE_WORD = rf"(?:{_START}(?:[\w-]*{_VARIABLE}){{1,9}}[\w-]*|`hostname[^`\n]*`)"
+# An index that another program fills in: {0..3}, {i}, [0-3], %d, $((RANK + 1)), `expr 1`.
+_COMPOSED_INDEX = r"(?:\{[^{}\s\"']{0,40}\}|\[[\d,-]{1,40}\]|%\d{0,2}[dgisu]\b|\$\(\([^()\n]{1,40}\)\)|`[^`\n]{1,80}`)"
 _CLUSTER_DOMAIN = rf"(?:\.(?:[\w-]+|{_VARIABLE}))?\.svc\b"
 _FILE_ENDING = (
     r"\.(?:bin|cfg|ckpt|conf|csv|err|gz|h5|ini|jsonl?|log|md|np[yz]|onnx|out|parquet|pkl|pth?|py|safetensors|sh|tar|tgz|tmp"
@@ -181,6 +183,11 @@ _FIELD_PATTERN = re.compile(
     r"|awk\s+-F\s*[\"']?-[\"']?\s+[\"']\{\s*print\s+\$\d"
     r"|split\(\s*[\"']-[\"']\s*\)\s*\[\s*\d"
     r"|IFS=[\"']?-[\"']?\s+read\b)"
+)
+# Characters of a pod's name, by their number from the start: ${HOSTNAME:13}, hostname | cut -c 14-.
+_CHARACTERS_PATTERN = re.compile(
+    r"\$\{(?:HOSTNAME|POD_NAME):\s*\d[^}\n]*\}|gethostname\(\)\[\d[^\]\n]*\]"
+    r"|(?:\bhostname|\$\{?(?:HOSTNAME|POD_NAME)\}?)[\"']?\s*(?:\||<<<)\s*cut\s+-c\s*[\"']?\d[\d,-]*"
 )
 # By the kind of a companion: the keys of the labels by which it selects pods, of which each run needs its own.
 _SELECTOR_KEYS = {"PodDisruptionBudget": ("spec", "selector", "matchLabels"), "Service": ("spec", "selector")}
@@ -379,6 +386,11 @@ class _Marker:
             self._add_named_companion(text)
         self._prefix_variables = {name for text in texts for name in self._list_prefix_variables(text.value)}
         self._variables = {name for text in texts for name in self._list_name_variables(text.value)}
+        self._subdomains = {
+            text.value
+            for text in texts
+            if text.value and (text.key == "subdomain" or _get_object_kind(text) == "Service")
+        }
         self._compile_rules()
         while self._add_referring_companions(texts):
             self._compile_rules()
@@ -467,13 +479,19 @@ class _Marker:
             name = re.escape(job.name)
             roles = _alternate(role for role in job.roles if role)
             if roles:
-                yield re.compile(rf"{_START}{name}(?=-(?:{roles})-)"), mark
-                yield re.compile(rf"({_SED_PATTERN}){name}(?=-(?:{roles})-)"), rf"\1{mark}"
+                role = rf"-(?:{roles})-(?![a-z]{{2}})"  # no pod is called train-worker-experiment
+                yield re.compile(rf"{_START}{name}(?={role})"), mark
+                yield re.compile(rf"({_SED_PATTERN}){name}(?={role})"), rf"\1{mark}"
                 yield re.compile(rf"(?<==)([\"']?){name}(?=-(?:{roles}){_VALUE_END})"), rf"\1{mark}"
             if "" in job.roles:
                 index = rf"-(?:\d{{1,4}}|{_VARIABLE})"
                 yield re.compile(rf"{_START}{name}(?={index}(?:{_PORT}|{_FILE_NAME_END}\.[a-z$]))"), mark
                 yield re.compile(rf"({_HOST_START}){name}(?={index}{_HOST_END})"), rf"\1{mark}"
+                # A file is called train-%d.tfrecord too: here only a Service shows that it is a pod.
+                if self._subdomains:
+                    subdomain = rf"\.(?:{_alternate(self._subdomains)}){_END}"
+                    yield re.compile(rf"{_START}{name}(?=-{_COMPOSED_INDEX}{subdomain})"), mark
+                yield re.compile(rf"({_HOST_START}){name}(?=-{_COMPOSED_INDEX}{_HOST_END})"), rf"\1{mark}"
             yield re.compile(rf"(\$\{{\w+##?){name}(?=-)"), rf"\1{mark}"
             option = rf"(?<![\w-])--?[\w.-]*{_PREFIX_WORD}[\w.-]*\s+"
             names = "|".join([*sorted(self._prefix_variables), rf"\w{{0,40}}{_PREFIX_WORD}\w{{0,40}}"])
@@ -487,7 +505,7 @@ class _Marker:
             if kind != "Service":
                 continue
             name = re.escape(service)
-            pod = rf"(?:[{marks}][^\s\"',:/.]*|{_VARIABLE_WORD})"
+            pod = rf"(?:[{marks}](?:{_COMPOSED_INDEX}|[^\s\"',:/.])*+|{_VARIABLE_WORD})"
             yield re.compile(rf"({pod}\.){name}(?![\w(-]){_FILE_NAME_END}"), rf"\1{marked}"
             yield re.compile(rf"({_START}|(?<=[\w}})])\.){name}(?={_CLUSTER_DOMAIN})"), rf"\1{marked}"
             yield re.compile(rf"{_START}{name}(?=(?:\.(?:[\w-]+|{_VARIABLE}))*{_PORT})"), marked
@@ -665,11 +683,22 @@ def _find_doubts(text: _Text, marked: str, jobs: Sequence[JobReference], new_nam
             yield Finding(
                 text.where, problem, f"count from the end, as ${{HOSTNAME##*-}} does, or {_KEEP_FIX}", "warning"
             )
+        characters = _CHARACTERS_PATTERN.search(marked)
+        if characters:
+            problem = (
+                f"`{characters[0][:_MAX_SHOWN_CHARS]}` takes characters of the pod's name by their number from the "
+                f"start, and a run's job has a name of another length: {new_name}"
+            )
+            yield Finding(
+                text.where, problem, f"count from the end, as ${{HOSTNAME##*-}} does, or {_KEEP_FIX}", "warning"
+            )
         pod = re.search(rf"{_START}{re.escape(job.name)}-[a-z][a-z0-9]*-(?:\d|\$)[^\s\"':,]*", marked)
         if pod:
             problem = f"a run gives the job the name {new_name}: `{pod[0][:_MAX_SHOWN_CHARS]}` stays as it is"
             yield Finding(text.where, problem, f"if it means a pod of the job, {_KEEP_FIX}", "warning")
-        prefix = re.search(rf"(?:^|=)[\"']?{re.escape(job.name)}-{_VALUE_END}", marked)
+        start = rf"{re.escape(job.name)}-"
+        # X=train-, or a part of a longer text: 'train-' + str(i) + '.hosts'
+        prefix = re.search(rf"(?:^|=)[\"']?{start}{_VALUE_END}|[\"']{start}[\"']\s*\+", marked)
         if prefix:
             problem = f"a run gives the job the name {new_name}: `{job.name}-` stays as it is"
             yield Finding(text.where, problem, f"if names of its pods begin with it, {_KEEP_FIX}", "warning")

@@ -67,7 +67,7 @@ def test_misspelled_kind_has_the_line_of_the_manifest(launched: Launched, kind: 
 @pytest.mark.parametrize(
     ("keys", "messages"),
     [
-        ({"spec": {}, "tasks": JOB["spec"]["tasks"]}, ["tasks: tasks is not a field .*; write it in spec"]),
+        ({"spec": {}, "tasks": []}, ["tasks: tasks is not a field .*; write it in spec"]),
         ({"specs": JOB["spec"], "spec": None}, ["specs: specs is not a field .*; remove it, or write one of .* spec"]),
         ({"spec": [JOB["spec"]]}, ["spec: it must be a mapping, whose keys do not begin with `-`"]),
         ({"spec": None}, ["spec: it is missing"]),

@@ -92,6 +92,32 @@ REFERENCES = [
         f"torchrun --master_addr={NEW}-0 --rdzv-endpoint {NEW}-0:29400",
     ),
     (INDEXED, "MASTER_ADDR=train-0 python t.py; ping train-$i", f"MASTER_ADDR={NEW}-0 python t.py; ping {NEW}-$i"),
+    (
+        INDEXED,
+        "pdsh -w train-[0-3].train-hosts; echo train-{0..3}.train-hosts; ssh train-{0,1}",
+        f"pdsh -w {NEW}-[0-3].{NEW}-hosts; echo {NEW}-{{0..3}}.{NEW}-hosts; ssh {NEW}-{{0,1}}",
+    ),
+    (
+        INDEXED,
+        "seq -f 'train-%g.train-hosts slots=8' 0 3; printf 'train-%02d.train-hosts' 1",
+        f"seq -f '{NEW}-%g.{NEW}-hosts slots=8' 0 3; printf '{NEW}-%02d.{NEW}-hosts' 1",
+    ),
+    (
+        INDEXED,
+        "cat train-$((RANK + 1)).train-hosts; cat train-`expr 1`.train-hosts.ns.svc",
+        f"cat {NEW}-$((RANK + 1)).{NEW}-hosts; cat {NEW}-`expr 1`.{NEW}-hosts.ns.svc",
+    ),
+    (
+        INDEXED,
+        "python -c \"[f'train-{i}.train-hosts', 'train-{}.train-hosts']\"",
+        f"python -c \"[f'{NEW}-{{i}}.{NEW}-hosts', '{NEW}-{{}}.{NEW}-hosts']\"",
+    ),
+    (JOBSET, "echo train-node-0-{0..3}.train", f"echo {NEW}-node-0-{{0..3}}.{NEW}"),
+    (
+        VOLCANO,
+        "case $H in train-worker-*) ssh train-worker-N;; esac",
+        f"case $H in {NEW}-worker-*) ssh {NEW}-worker-N;; esac",
+    ),
     (JOBSET, "curl http://train; curl -s train/x", f"curl http://{NEW}; curl -s {NEW}/x"),
     (JOBSET, "until nslookup train; do ping -c 1 train; done", f"until nslookup {NEW}; do ping -c 1 {NEW}; done"),
     (JOBSET, "nc -zv -w 1 train 22; ssh -p 222 root@train ls", f"nc -zv -w 1 {NEW} 22; ssh -p 222 root@{NEW} ls"),
@@ -136,6 +162,9 @@ def test_reference_in_a_script_follows(job: JobReference, script: str, expected:
         "python t.py --server train.py; ssh -p 22 head python t.py --name train",
         "zip train.zip --clip train",
         "python t.py --init train-7.safetensors --old train-7.1",
+        "python t.py --data 'train-{000..127}.tar' --tf train-%d.tfrecord --np train-[0-9].arrow; f'train-{step}.ckpt'",
+        "python t.py --name train-worker-experiment --tag=train-worker-large",
+        "RANK=${HOSTNAME: -1} JOB=${RUN:3}; echo $RUN | cut -c 3-",
     ],
 )
 def test_what_only_looks_like_the_name_stays(script: str, name: str) -> None:
@@ -560,6 +589,10 @@ def test_subdomain_follows_its_service() -> None:
         ("RANK=$(hostname | cut -d- -f4-)", "takes a part of the pod's name by its number from the start"),
         ("RANK=$(echo $HOSTNAME | awk -F- '{print $3}')", "takes a part of the pod's name by its number"),
         ("IFS=- read -r job role i <<< $HOSTNAME", "takes a part of the pod's name by its number"),
+        ("RANK=${HOSTNAME:13}", "`${HOSTNAME:13}` takes characters of the pod's name by their number from the start"),
+        ("RANK=$(hostname | cut -c 14-)", "`hostname | cut -c 14-` takes characters of the pod's name"),
+        ("python -c 'print(socket.gethostname()[13:])'", "`gethostname()[13:]` takes characters of the pod's name"),
+        ("python -c \"ping('train-' + str(i) + '.hosts')\"", "`train-` stays as it is"),
         ("ping train-ps-0", "`train-ps-0` stays as it is"),
     ],
 )
