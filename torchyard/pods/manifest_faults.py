@@ -253,7 +253,8 @@ def _list_missing_parts(workload: Workload) -> Iterator[Finding]:
     """What a job lacks of its pods."""
     spec = workload.root.get("spec")
     if not isinstance(spec, Mapping):
-        problem = "it is missing" if spec is None else "it must be a mapping, whose keys do not begin with `-`"
+        keys = ", whose keys do not begin with `-`" if isinstance(spec, list) else ""
+        problem = "it is missing" if spec is None else f"it must be a mapping{keys}"
         yield Finding(f"{workload.location}, spec", problem, "describe the job there")
         return
     pods_key = _PODS_KEYS.get(workload.kind)

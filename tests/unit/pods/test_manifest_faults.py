@@ -71,6 +71,7 @@ def test_misspelled_kind_has_the_line_of_the_manifest(launched: Launched, kind: 
         ({"specs": JOB["spec"], "spec": None}, ["specs: specs is not a field .*; remove it, or write one of .* spec"]),
         ({"spec": [JOB["spec"]]}, ["spec: it must be a mapping, whose keys do not begin with `-`"]),
         ({"spec": None}, ["spec: it is missing"]),
+        ({"spec": "tasks"}, ["spec: it must be a mapping; describe the job there"]),
         (
             {"spec": {"tasks": [{"replicas": 1, "templates": {"spec": {}}}]}},
             [r"spec.tasks\[0\].templates: .*; write template"],
@@ -80,7 +81,7 @@ def test_misspelled_kind_has_the_line_of_the_manifest(launched: Launched, kind: 
             [r"spec.tasks\[0\].template.spec.containers: it must be a list"],
         ),
     ],
-    ids=["not indented", "misspelled", "a list", "empty", "template", "containers"],
+    ids=["not indented", "misspelled", "a list", "empty", "a text", "template", "containers"],
 )
 def test_key_that_hides_the_pods_is_the_only_finding(
     launched: Launched, keys: dict[str, object], messages: list[str]
