@@ -542,9 +542,10 @@ class _Marker:
             return marked_name
         if _is_opaque(text):
             return text.value
-        for mark, job in self._list_marks():
-            if text.value == job.name and text.variable in self._variables:
-                return mark
+        if text.variable in self._variables:
+            marked_value = self._list_address_parts().get(text.value)
+            if marked_value is not None:
+                return marked_value
         return self._mark_script(text.prefix + text.value).removeprefix(text.prefix)
 
     def _mark_name(self, text: _Text) -> str | None:
@@ -588,11 +589,16 @@ class _Marker:
         rules = self._rules + self._kubectl_rules if _KUBECTL_PATTERN.search(value) else self._rules
         for pattern, marked in rules:
             value = pattern.sub(marked, value)
-        for mark, job in self._list_marks():
+        for name, marked in self._list_address_parts().items():
             for variable in self._variables:
-                assignment = rf"(\b{variable}=[\"']?){re.escape(job.name)}{_VALUE_END}"
-                value = re.sub(assignment, rf"\1{mark}", value)
+                assignment = rf"(\b{variable}=[\"']?){re.escape(name)}{_VALUE_END}"
+                value = re.sub(assignment, rf"\1{marked}", value)
         return value
+
+    def _list_address_parts(self) -> dict[str, str]:
+        """The marked names of which the addresses of pods consist: those of the jobs, and of Services."""
+        services = {name: marked for (kind, name), marked in self._objects.items() if kind == "Service"}
+        return services | {job.name: mark for mark, job in self._list_marks()}
 
     # --- the result
 

@@ -267,6 +267,23 @@ def test_variable_in_an_address_follows(job: JobReference, script: str) -> None:
     assert document["spec"]["template"]["spec"]["containers"][0]["env"] == [{"name": "V", "value": NEW}]
 
 
+def test_service_in_a_variable_of_an_address_follows() -> None:
+    """A variable with the name of a Service follows if a script has it after a pod's name; another one is a doubt."""
+    env = [{"name": name, "value": value} for name, value in [("JOB", "train"), ("S", "train-svc"), ("X", "train-svc")]]
+    container = {"name": "a", "command": ["sh", "/scripts/run.sh"], "env": env}
+    script = "MASTER=${JOB}-0.${S}\nS=train-svc X=train-svc sh a.sh\n"
+    config = {"kind": "ConfigMap", "metadata": {"name": "a"}, "data": {"run.sh": script}}
+    job = build_job(INDEXED, containers=[container], subdomain="train-svc")
+    (new_job, new_config, _), _, doubts = rename(INDEXED, job, config, build_service("train-svc"))
+    new_env = new_job["spec"]["template"]["spec"]["containers"][0]["env"]
+    assert [entry["value"] for entry in new_env] == [NEW, f"{NEW}-svc", "train-svc"]
+    assert new_config["data"]["run.sh"] == script.replace("S=train-svc", f"S={NEW}-svc")
+    assert [doubt.split(":")[0].rpartition(", ")[2] for doubt in doubts] == [
+        "spec.template.spec.containers[0].env[2].value",
+        "data.run.sh",
+    ]
+
+
 @pytest.mark.parametrize(
     ("job", "variable", "script"),
     [
