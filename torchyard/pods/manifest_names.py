@@ -127,7 +127,8 @@ _AFTER_SCHEME = rf"(?<=//)(?:{_AFTER_SCHEMES})"  # the first test saves the othe
 # Before a name: the start of a word that is not a part of a path. `s/` begins a sed expression.
 _START = rf"(?:(?<![\w./-])|{_AFTER_SCHEME}|(?<=\bs/)|(?<=/\^))"
 _END = r"(?![\w-])"
-_VARIABLE = r"(?:\$\{\w+[^}\n]*\}|\$\w++|\$\(\w[^()\n]*\))"
+# The limit saves a search for each brace of a long line that closes none.
+_VARIABLE = r"(?:\$\{\w+[^}\n]{0,200}\}|\$\w++|\$\(\w[^()\n]*\))"
 _VARIABLE_WORD = rf"(?:{_START}(?:[\w-]*{_VARIABLE}){{1,9}}[\w-]*|`hostname[^`\n]*`)"
 # An index that another program fills in: {0..3}, {i}, [0-3], %d, $((RANK + 1)), `expr 1`.
 _COMPOSED_INDEX = r"(?:\{[^{}\s\"']{0,40}\}|\[[\d,-]{1,40}\]|%\d{0,2}[dgisu]\b|\$\(\([^()\n]{1,40}\)\)|`[^`\n]{1,80}`)"
@@ -143,7 +144,8 @@ _NO_FILE_AFTER = rf"(?!{_REST_OF_WORD}(?:/|{_FILE_ENDING}))"
 _CAPTURED_VARIABLE = r"\$[{(]?(\w++)[)}]?"
 _HOST_IN_VARIABLE = r"(?i:addr|head|host|leader|master|node|peer|pod|worker)"
 _HOST_VARIABLE = (
-    rf"(?:\$\{{\w*{_HOST_IN_VARIABLE}[^}}\n]*\}}|\$\w*{_HOST_IN_VARIABLE}\w*+|\$\(\w*{_HOST_IN_VARIABLE}[^()\n]*\))"
+    rf"(?:\$\{{\w*{_HOST_IN_VARIABLE}[^}}\n]{{0,200}}\}}|\$\w*{_HOST_IN_VARIABLE}\w*+"
+    rf"|\$\(\w*{_HOST_IN_VARIABLE}[^()\n]*\))"
 )
 _VALUE_END = r"(?=[\"']?(?:[\s;&]|$))"
 _PREFIX_VARIABLE = r"(?:\$\{(\w+)\}|\$\((\w+)\)|\$(\w++)(?=\$))"
@@ -186,7 +188,7 @@ _FIELD_PATTERN = re.compile(
 )
 # Characters of a pod's name, by their number from the start: ${HOSTNAME:13}, hostname | cut -c 14-.
 _CHARACTERS_PATTERN = re.compile(
-    r"\$\{(?:HOSTNAME|POD_NAME):\s*\d[^}\n]*\}|gethostname\(\)\[\d[^\]\n]*\]"
+    r"\$\{(?:HOSTNAME|POD_NAME):\s*\d[^}\n]{0,40}\}|gethostname\(\)\[\d[^\]\n]{0,40}\]"
     r"|(?:\bhostname|\$\{?(?:HOSTNAME|POD_NAME)\}?)[\"']?\s*(?:\||<<<)\s*cut\s+-c\s*[\"']?\d[\d,-]*"
 )
 # By the kind of a companion: the keys of the labels by which it selects pods, of which each run needs its own.

@@ -2,6 +2,7 @@
 
 import copy
 import re
+import time
 from typing import Any
 
 import pytest
@@ -173,6 +174,14 @@ def test_what_only_looks_like_the_name_stays(script: str, name: str) -> None:
         container = {"name": "train", "command": ["bash", "-c", put_name(script, name)]}
         document = build_job(give_name(job, name), containers=[container])
         assert rename(give_name(job, name), document) == ([document], [], [])
+
+
+@pytest.mark.parametrize("word", ["${HOSTNAME:1", "train-{", "train-`", "`hostname ", "train-worker-"])
+def test_long_line_takes_no_long_time(word: str) -> None:
+    """The time grows with a line's length, and not with its square, also where nothing is closed."""
+    start = time.process_time()
+    rename_script(VOLCANO, word * 10_000)
+    assert time.process_time() - start < 10
 
 
 @pytest.mark.parametrize(
