@@ -124,8 +124,8 @@ _NETWORK_SCHEMES = (
 _SCHEME = rf"\b(?:{'|'.join(_NETWORK_SCHEMES)})://"
 _AFTER_SCHEMES = "|".join(rf"(?<=\b{scheme}://)" for scheme in _NETWORK_SCHEMES)  # a pattern behind has one width
 _AFTER_SCHEME = rf"(?<=//)(?:{_AFTER_SCHEMES})"  # the first test saves the others elsewhere
-# Before a name: the start of a word that is not a part of a path. `s/` begins a sed expression.
-_START = rf"(?:(?<![\w./-])|{_AFTER_SCHEME}|(?<=\bs/)|(?<=/\^))"
+# Before a name: the start of a word that is not a part of a path. `s/` begins a sed expression, `\n` a printed line.
+_START = rf"(?:(?<![\w./-])|{_AFTER_SCHEME}|(?<=\bs/)|(?<=/\^)|(?<=\\n))"
 _END = r"(?![\w-])"
 # The limit saves a search for each brace of a long line that closes none.
 _VARIABLE = r"(?:\$\{\w+[^}\n]{0,200}\}|\$\w++|\$\(\w[^()\n]*\))"
@@ -178,6 +178,12 @@ _MAX_PURPOSE_CHARS = 100
 _SED_PATTERN = r"\bs/[^/\n]*/"  # of a sed expression, before its replacement
 _KUBECTL_PATTERN = re.compile(r"\b(?:kubectl|oc|vcctl)\b")
 _HOST_NAME_PATTERN = re.compile(r"\b(?:hostname|HOSTNAME|POD_NAME|uname|gethostname)\b|platform\.node")
+_OWN_NAME = r"(?:\$\{?(?:HOSTNAME|POD_NAME)\}?|\$\((?:hostname|HOSTNAME|POD_NAME)\)|`hostname`)"
+_COMPARISON = rf"{_OWN_NAME}[\"']?\s*(?:==?|!=|=~)\s*[\"']?\^?"  # [[ $HOSTNAME == train-worker* ]]
+_BRANCH = r"(?:\bin|;;)\s+[\"']?"  # case $HOSTNAME in train-worker*)
+_BRANCH_END = r"[\"']?(?:-?\*)?[\"']?\)"
+# An option of kubectl with its value: one without, such as -w, is unknown here.
+_KUBECTL_OPTION = r"\s+--?[a-z][\w-]*(?:=|\s+)[^\s-]\S*"
 # A part of a pod's name, by its number from the start. `rev` before it makes that the number from the end.
 _FIELD_PATTERN = re.compile(
     r"(?P<reversed>\brev\s*\|\s*)?(?:cut\s+-d\s*[\"']?-[\"']?\s+-f\s*[\"']?\d"
@@ -485,16 +491,21 @@ class _Marker:
                 yield re.compile(rf"{_START}{name}(?={role})"), mark
                 yield re.compile(rf"({_SED_PATTERN}){name}(?={role})"), rf"\1{mark}"
                 yield re.compile(rf"(?<==)([\"']?){name}(?=-(?:{roles}){_VALUE_END})"), rf"\1{mark}"
+                start = rf"({_COMPARISON}|\.startswith\([\"'])"
+                yield re.compile(rf"{start}{name}(?=-(?:{roles})[*\"'\s])"), rf"\1{mark}"
+                yield re.compile(rf"({_BRANCH}){name}(?=-(?:{roles}){_BRANCH_END})"), rf"\1{mark}"
             if "" in job.roles:
                 index = rf"-(?:\d{{1,4}}|{_VARIABLE})"
                 yield re.compile(rf"{_START}{name}(?={index}(?:{_PORT}|{_FILE_NAME_END}\.[a-z$]))"), mark
                 yield re.compile(rf"({_HOST_START}){name}(?={index}{_HOST_END})"), rf"\1{mark}"
+                yield re.compile(rf"({_COMPARISON}){name}(?=-\d{{1,4}}[*\"'\s-])"), rf"\1{mark}"
+                yield re.compile(rf"({_BRANCH}){name}(?=-\d{{1,4}}{_BRANCH_END})"), rf"\1{mark}"
                 # A file is called train-%d.tfrecord too: here only a Service shows that it is a pod.
                 if self._subdomains:
                     subdomain = rf"\.(?:{_alternate(self._subdomains)}){_END}"
                     yield re.compile(rf"{_START}{name}(?=-{_COMPOSED_INDEX}{subdomain})"), mark
                 yield re.compile(rf"({_HOST_START}){name}(?=-{_COMPOSED_INDEX}{_HOST_END})"), rf"\1{mark}"
-            yield re.compile(rf"(\$\{{\w+##?){name}(?=-)"), rf"\1{mark}"
+            yield re.compile(rf"(\$\{{(?:\w+##?|(?:HOSTNAME|POD_NAME)//?)){name}(?=-)"), rf"\1{mark}"
             option = rf"(?<![\w-])--?[\w.-]*{_PREFIX_WORD}[\w.-]*\s+"
             names = "|".join([*sorted(self._prefix_variables), rf"\w{{0,40}}{_PREFIX_WORD}\w{{0,40}}"])
             variable = rf"\b(?:{names})[\"']?(?:\s*=\s*|\s*:\s+)"
@@ -529,11 +540,16 @@ class _Marker:
             yield re.compile(pattern), rf"\1{mark}"
 
     def _list_kubectl_rules(self) -> Iterator[tuple[re.Pattern[str], str]]:
-        """Arguments of kubectl: vcjob/train, configmap train-hosts."""
+        """Arguments of kubectl: vcjob/train, configmap train-hosts, job -n ml train, pod/train-worker-0."""
         for (kind, name), marked in self._objects.items():
             short = {"ConfigMap": "|cm", "Service": "|svc", "Job": "|vcjob"}.get(kind, "")
-            pattern = rf"\b((?:{kind.lower()}{short})s?(?:\.[\w.]+)?[/ ]){re.escape(name)}{_END}"
+            before = rf"(?:{kind.lower()}{short})s?(?:\.[\w.]+)?(?:/|(?:{_KUBECTL_OPTION}){{0,4}}\s+)"
+            pattern = rf"\b({before}){re.escape(name)}{_END}"
             yield re.compile(pattern, re.IGNORECASE), rf"\1{marked}"
+        for mark, job in self._list_marks():
+            roles = _alternate(role for role in job.roles if role)
+            if roles:
+                yield re.compile(rf"(\bpods?/){re.escape(job.name)}(?=-(?:{roles})-)"), rf"\1{mark}"
 
     # --- one text
 

@@ -25,7 +25,7 @@ def give_name(job: JobReference, name: str) -> JobReference:
 
 def put_name(text: str, name: str) -> str:
     """The text with another job's name in place of `train`."""
-    return re.sub(r"\btrain\b", name, text)
+    return re.sub(r"(?:\b|(?<=\\n))train\b", name, text)
 
 
 def build_job(job: JobReference, **pod: Any) -> dict[str, Any]:
@@ -119,6 +119,33 @@ REFERENCES = [
         "case $H in train-worker-*) ssh train-worker-N;; esac",
         f"case $H in {NEW}-worker-*) ssh {NEW}-worker-N;; esac",
     ),
+    (
+        VOLCANO,
+        r"printf '\ntrain-worker-0\n'; [[ $HOSTNAME == train-master* || `hostname` =~ ^train-worker ]]",
+        rf"printf '\n{NEW}-worker-0\n'; [[ $HOSTNAME == {NEW}-master* || `hostname` =~ ^{NEW}-worker ]]",
+    ),
+    (
+        VOLCANO,
+        "case $POD_NAME in train-master*) r=0;; train-worker-*) r=${HOSTNAME/train-worker-/};; esac",
+        f"case $POD_NAME in {NEW}-master*) r=0;; {NEW}-worker-*) r=${{HOSTNAME/{NEW}-worker-/}};; esac",
+    ),
+    (VOLCANO, "python -c \"h.startswith('train-master')\"", f"python -c \"h.startswith('{NEW}-master')\""),
+    (VOLCANO, "kubectl wait pod/train-worker-0 -n ml", f"kubectl wait pod/{NEW}-worker-0 -n ml"),
+    (
+        INDEXED,
+        "[ $(hostname) = train-0 ]; [[ $HOSTNAME == 'train-0' || $POD_NAME == train-0-* ]]",
+        f"[ $(hostname) = {NEW}-0 ]; [[ $HOSTNAME == '{NEW}-0' || $POD_NAME == {NEW}-0-* ]]",
+    ),
+    (
+        INDEXED,
+        "case $HOSTNAME in train-0) m=1;; train-1*) m=0;; esac",
+        f"case $HOSTNAME in {NEW}-0) m=1;; {NEW}-1*) m=0;; esac",
+    ),
+    (
+        INDEXED,
+        "kubectl get job -n ml -o=json train; kubectl get job -n train other",
+        f"kubectl get job -n ml -o=json {NEW}; kubectl get job -n train other",
+    ),
     (JOBSET, "curl http://train; curl -s train/x", f"curl http://{NEW}; curl -s {NEW}/x"),
     (JOBSET, "until nslookup train; do ping -c 1 train; done", f"until nslookup {NEW}; do ping -c 1 {NEW}; done"),
     (JOBSET, "nc -zv -w 1 train 22; ssh -p 222 root@train ls", f"nc -zv -w 1 {NEW} 22; ssh -p 222 root@{NEW} ls"),
@@ -165,6 +192,9 @@ def test_reference_in_a_script_follows(job: JobReference, script: str, expected:
         "python t.py --init train-7.safetensors --old train-7.1",
         "python t.py --data 'train-{000..127}.tar' --tf train-%d.tfrecord --np train-[0-9].arrow; f'train-{step}.ckpt'",
         "python t.py --name train-worker-experiment --tag=train-worker-large",
+        "for f in train-0 train-worker; do mv $f ${f/train-/val-}; done",
+        "[[ $SPLIT == train-0* || $RUN == train-worker ]]",
+        "python -c \"name.startswith('train-0')\"",
         "RANK=${HOSTNAME: -1} JOB=${RUN:3}; echo $RUN | cut -c 3-",
     ],
 )
