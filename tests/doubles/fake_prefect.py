@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -20,6 +21,7 @@ class FakePrefect:
 
     tests/contracts/prefect_server.py checks that it behaves like a real one. It accepts every request but those that
     read another flow run (404), and responds once `answering` is set. `run_fields` are further fields of the flow run.
+    Its only state is the one that the test or a request has set last. `clock_ahead_s` is how far its clock is ahead.
     `responses` are bodies by the end of a path; None is a 404. The next `refusals` PATCH requests get 503, as from a
     server whose SQLite is locked; the next `lost_responses` artifacts are recorded, and their connections end without a
     response. It serves in daemon threads from its creation until `close`; they append each
@@ -30,6 +32,7 @@ class FakePrefect:
         self.answering = threading.Event()
         self.status = 200
         self.state = "RUNNING"
+        self.clock_ahead_s = 0.0
         self.run_fields: dict[str, Any] = {}
         self.responses: dict[str, Any] = {}
         self.artifact_updates: list[Any] = []  # the new data of artifacts
@@ -48,9 +51,18 @@ class FakePrefect:
         return f"http://127.0.0.1:{self._http.server_port}/api"
 
     @property
+    def current_state(self) -> dict[str, Any]:
+        return STATE | {"type": self.state, "name": self.state.title()}
+
+    @property
     def flow_run(self) -> dict[str, Any]:
-        state = STATE | {"type": self.state, "name": self.state.title()}
-        run = {"id": RUN_ID, "flow_id": RUN_ID, "name": "a-run", "state": state, "created": STATE["timestamp"]}
+        run = {
+            "id": RUN_ID,
+            "flow_id": RUN_ID,
+            "name": "a-run",
+            "state": self.current_state,
+            "created": STATE["timestamp"],
+        }
         return run | self.run_fields
 
     def close(self) -> None:
@@ -70,7 +82,9 @@ class Handler(BaseHTTPRequestHandler):
             return self.send_error(404)
         run_id = self.path.rpartition("/flow_runs/")[2]
         is_other_run = "/flow_runs/" in self.path and "/" not in run_id and run_id != RUN_ID
-        self._answer(self._find(None if is_other_run else self.server_of.flow_run))
+        is_list = self.path.partition("?")[0].endswith("/flow_run_states/")
+        default = [self.server_of.current_state] if is_list else self.server_of.flow_run
+        self._answer(self._find(None if is_other_run else default))
         return None
 
     def do_POST(self) -> None:
@@ -82,10 +96,14 @@ class Handler(BaseHTTPRequestHandler):
             default = self._select_artifacts(body["artifacts"])
         if self.path.endswith("/artifacts/"):
             return self._answer(body | {"id": RUN_ID}, lambda: self.server_of.artifacts.append(body))
-        requested_states = self.server_of.requested_states
-        new_states = [body["state"]["name"]] if self.path.endswith("/set_state") else []
-        self._answer(self._find(default), lambda: requested_states.extend(new_states))
+        new_states = [body["state"]] if self.path.endswith("/set_state") else []
+        self._answer(self._find(default), lambda: self._set_states(new_states))
         return None
+
+    def _set_states(self, states: list[dict[str, Any]]) -> None:
+        for state in states:
+            self.server_of.requested_states.append(state["name"])
+            self.server_of.state = state["type"]
 
     def do_PATCH(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -130,6 +148,10 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         with contextlib.suppress(OSError):  # the caller has given up
             self.wfile.write(data)
+
+    def date_time_string(self, timestamp: float | None = None) -> str:
+        """The `Date` of a response."""
+        return super().date_time_string((timestamp or time.time()) + self.server_of.clock_ahead_s)
 
     def log_message(self, *_: Any) -> None:
         """Log nothing to stderr."""

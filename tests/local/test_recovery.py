@@ -7,6 +7,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from contextvars import copy_context
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -30,6 +31,7 @@ from tests.processes.flow_processes import FlowRunProcesses
 from tests.processes.local_runs import WITHOUT_AGENT
 from tests.support.waiting import wait_until
 from torchyard.assembly import sweep_run
+from torchyard.model.errors import DetachedError
 from torchyard.run.folder import RunFolder, runs_folder
 from torchyard.run.resume import LOST_MESSAGE
 from torchyard.tasks.flow_run.states import report_end, reschedule_run
@@ -173,6 +175,48 @@ def test_watchdog_reschedules_its_run(create_run: Callable[[State[Any]], Run]) -
     assert not watchdog.is_alive()
     state_names = [state.name for state in lost_run.client.read_flow_run_states(lost_run.id)][-4:]
     assert state_names == ["Crashed", "Scheduled", "Crashed", "Scheduled"]
+
+
+# --- runs whose processes leave
+
+
+@pytest.fixture
+def leaving_run(create_run: Callable[[State[Any]], Run]) -> Run:
+    """A run whose second process in a row has just left because of its own problem; its lease is 300 s."""
+    run = create_run(RUNNING)
+    departure = State[Any](type=StateType.CRASHED, name="Crashed", message=str(DetachedError("HTTP 403")))
+    for state in (departure, Scheduled(message=LOST_MESSAGE), RUNNING, departure):
+        run.client.set_flow_run_state(run.id, state, force=True)
+    run.left({"event": "left", "sentence": "HTTP 403"})
+    run.folder.renew(300)
+    return run
+
+
+def is_due(run: Run) -> bool:
+    """Whether a worker may start the run now."""
+    responses = run.client.get_scheduled_flow_runs_for_work_pool("torchyard", scheduled_before=datetime.now(UTC))
+    return run.id in [response.flow_run.id for response in responses]
+
+
+def test_run_whose_processes_leave_waits_before_it_resumes(leaving_run: Run) -> None:
+    """No worker gets it before its pause is over, no check schedules it earlier, and its lease has started again."""
+    assert recover_lost_runs().resumed == (leaving_run.now().name,)
+    state = leaving_run.now().state
+    assert state
+    assert state.state_details.scheduled_time
+    assert 5 < state.state_details.scheduled_time.timestamp() - state.timestamp.timestamp() <= 10
+    assert (recover_lost_runs().resumed, reschedule_run(str(leaving_run.id))) == ((), False)
+    assert (leaving_run.now().state, is_due(leaving_run)) == (state, False)
+    assert leaving_run.folder.remaining_lease_s() > 290
+    wait_until(lambda: is_due(leaving_run), 30)
+
+
+def test_user_starts_a_waiting_run_at_once(leaving_run: Run) -> None:
+    """A worker gets a run that a user schedules during its pause, and the checks leave it so."""
+    recover_lost_runs()
+    leaving_run.client.set_flow_run_state(leaving_run.id, Scheduled(message="Run now"), force=True)
+    assert (is_due(leaving_run), recover_lost_runs().resumed) == (True, ())
+    assert leaving_run.now().state_type == StateType.SCHEDULED
 
 
 # --- ended runs

@@ -18,6 +18,7 @@ from flows.sweep import sweep
 from flows.train import train
 from tests.conftest import Write
 from tests.support.waiting import wait_until
+from torchyard.model.errors import LEFT_CLAUSE
 from torchyard.model.run import Report
 from torchyard.run import folder_lease
 from torchyard.run.folder import RunFolder, list_run_folders
@@ -226,7 +227,10 @@ def test_full_disk_fails_the_run_and_still_tears_it_down(write: Write, tmp_path:
 
 
 def test_error_in_the_wait_does_not_end_the_job(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The run's state is Crashed, so that it is resumed, its agents keep running, and its journal has the error."""
+    """The run's state is Crashed, so that it is resumed, its agents keep running, and its journal has the error.
+
+    Prefect's message shows that the process left, which decides when the run resumes.
+    """
 
     def raise_error(*_: object) -> Any:
         raise ValueError("a fault of ours")
@@ -237,6 +241,7 @@ def test_error_in_the_wait_does_not_end_the_job(write: Write, monkeypatch: pytes
     try:
         assert (state.name, folder.report(), folder.read_record().find_last("end")) == ("Crashed", None, {})
         assert "a fault of ours" in folder.read_record().find_last("left")["sentence"]
+        assert str(state.message).endswith(LEFT_CLAUSE)
         assert list_labelled_processes(folder.name)
     finally:
         os.utime(folder.path / "lease", (0, 0))

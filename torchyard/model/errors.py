@@ -39,6 +39,9 @@ if TYPE_CHECKING:  # every command raises errors, and few of them load the model
     from torchyard.model.run import RunResult
 
 
+LEFT_CLAUSE = "this process exits; the job keeps running under its lease, and the next process resumes it"
+
+
 class TorchyardError(Exception):
     """An error whose message is written for the user; shown without a traceback."""
 
@@ -208,9 +211,7 @@ class DetachedError(TorchyardError):
         self.reason = reason
 
     def __str__(self) -> str:
-        return (
-            f"{self.reason}: this process exits; the job keeps running under its lease, and the next process resumes it"
-        )
+        return f"{self.reason}: {LEFT_CLAUSE}"
 
 
 class HandedOverError(DetachedError):

@@ -18,6 +18,7 @@ class RunControl(Protocol):
     watchdog   the command that takes over from a process that died; `keep` or `stop` and the run's folder are appended
     link       where the orchestrator shows the run to people; empty if it does not
     flow_run_id  the orchestrator's id of the flow run that contains the run; empty without an orchestrator
+    is_automatic  whether the orchestrator starts lost runs again; else only a user starts each process
     """
 
     stops: tuple[type[BaseException], ...]
@@ -25,6 +26,7 @@ class RunControl(Protocol):
     watchdog: tuple[str, ...]
     link: str
     flow_run_id: str
+    is_automatic: bool
 
     def __enter__(self) -> Self: ...
     def __exit__(self, *_: object) -> None: ...
@@ -59,6 +61,7 @@ class LocalControl:
     watchdog: tuple[str, ...] = (sys.executable, "-m", "torchyard.assembly")
     link = ""
     flow_run_id = ""
+    is_automatic = False
 
     def __init__(self, count: int = 1, *, is_retry_requested: bool = True) -> None:
         self.count = count

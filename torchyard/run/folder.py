@@ -187,7 +187,7 @@ class RunFolder:
     def extend(self) -> None:
         """Restart the lease, if there is one, because the run is about to be resumed."""
         with self._usable(), contextlib.suppress(FileNotFoundError):
-            self._restart_lease(self._lease_s() or 0.0)
+            self._restart_lease(self.lease_s() or 0.0)
 
     def _restart_lease(self, lease_s: float) -> None:
         """Write the time of the renewal over the last one, and as the file's mtime."""
@@ -212,15 +212,19 @@ class RunFolder:
             if len(fields) == _LEASE_FIELDS:
                 ages.append(measure_time_since((fields[1], float(fields[2]))))
             age_s = min((age_s for age_s in ages if age_s >= 0), default=0.0)
-            return (self._lease_s() or 0.0) - age_s
+            return (self.lease_s() or 0.0) - age_s
 
-    def _lease_s(self) -> float | None:
-        """How long the lease lasts, from its file or, if that is torn, from the attempt's plan; None without a plan."""
-        try:
-            return float((self.path / "lease").read_text(encoding="utf-8").split()[0])
-        except (ValueError, IndexError):
-            attempt_plan = self.attempt_plan(self.attempts()[-1]) if self.attempts() else None
-            return attempt_plan.deadlines.lease if attempt_plan else None
+    def lease_s(self) -> float | None:
+        """How long the lease lasts, from its file or, if that is missing or torn, from the last attempt's plan.
+
+        None without a plan. FolderError if it cannot be read.
+        """
+        with self._usable():
+            try:
+                return float((self.path / "lease").read_text(encoding="utf-8", errors="replace").split()[0])
+            except (FileNotFoundError, ValueError, IndexError):
+                attempt_plan = self.attempt_plan(self.attempts()[-1]) if self.attempts() else None
+                return attempt_plan.deadlines.lease if attempt_plan else None
 
     # --- the journal
 

@@ -13,7 +13,7 @@ from torchyard.model.resolved import resolve
 from torchyard.model.run import Step
 from torchyard.run.folder import RunFolder
 from torchyard.run.folder_lease import read_renewal_time
-from torchyard.run.record import JournalEvent, RunRecord
+from torchyard.run.record import JournalEvent, RunRecord, has_left
 
 
 def build_start_fields(profile: Profile, folder: RunFolder) -> dict[str, Any]:
@@ -95,7 +95,7 @@ def _find_last_transition(process_events: Sequence[JournalEvent]) -> JournalEven
 
 def _is_handed_over(process_events: Sequence[JournalEvent]) -> bool:
     """Whether a process left the run to the next one on purpose, by its own journal or the run's Lease."""
-    return bool(process_events[0].get("handed_over")) or process_events[-1]["event"] == "left"
+    return bool(process_events[0].get("handed_over")) or has_left(process_events)
 
 
 def describe_last_loss(steps: Sequence[Step]) -> str | None:

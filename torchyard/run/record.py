@@ -157,6 +157,11 @@ def find_last_event(events: Sequence[JournalEvent], kind: str) -> JournalEvent:
     return {}
 
 
+def has_left(process_events: Sequence[JournalEvent]) -> bool:
+    """Whether a process left the run to the next one on purpose, because of its own problem or of a hand-over."""
+    return bool(find_last_event(process_events, "left"))
+
+
 def _is_step(event: JournalEvent, name: str) -> bool:
     return event["event"] == "step" and event.get("name") == name
 

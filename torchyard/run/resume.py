@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
-from torchyard.run.record import JournalEvent, RunRecord, find_last_event
+from torchyard.model.errors import LEFT_CLAUSE
+from torchyard.run.record import JournalEvent, RunRecord, find_last_event, has_left
 
 EntryMode = Literal["fresh", "attach", "finish", "echo", "give-up"]
 RecoveryAction = Literal["leave", "schedule", "finish", "report"]
@@ -16,10 +17,17 @@ MAX_LOSSES = 3
 _SHORT_LAUNCH_S = 600.0
 # Our messages in Prefect when we schedule a run: they distinguish us from a user who schedules it.
 LOST_MESSAGE = "its process was lost: it resumes"
+LEFT_MESSAGE = "its process left because of its own problem: it resumes after a pause"
 NEVER_STARTED_MESSAGE = "its worker died before it began"
+_OUR_MESSAGES = (LOST_MESSAGE, LEFT_MESSAGE, NEVER_STARTED_MESSAGE)
 SILENT_MESSAGE = "no heartbeat for"  # of the state that an automation sets: the launcher is dead or cut off
 CRASHED = "Crashed"  # the name of a lost run's state; every intended end has another name
 WORKER_START_TIMEOUT_S = 120.0  # how long a worker may take from a run's Pending to its Running
+# The pause before a run resumes whose processes leave repeatedly: a problem of their own persists.
+_FIRST_PAUSE_S = 10.0  # doubled each time
+MAX_PAUSE_S = 60.0
+_MAX_PAUSES_PER_LEASE = 10  # a lease that ends during a pause would end a healthy job
+_UNKNOWN_LEASE_S = 100.0  # of a run whose folder is on another machine: shorter than most
 MAX_LOSS_AGE_S = 86_400.0  # a run that is unknown on this machine is resumed only if it was lost less than this ago
 # A flow process that ends like this could not import its flow: it never reaches its journal, and would loop forever.
 IMPORT_FAILURE_MESSAGES = (
@@ -30,22 +38,27 @@ _FINAL_STATE_TYPES = frozenset({"COMPLETED", "FAILED", "CANCELLED", "CRASHED"})
 
 
 class ReportedState(NamedTuple):
-    """A state of a run in Prefect: its type, name, message and age."""
+    """A state of a run in Prefect: its type, name, message and age.
+
+    set_at: seconds since the epoch, by Prefect's clock, which all machines share.
+    """
 
     kind: str
     name: str
     message: str = ""
     age_s: float = 0.0
+    set_at: float = 0.0
 
 
-def choose_entry(record: RunRecord, is_retry_requested: Callable[[], bool]) -> EntryMode:
-    """How a new process of the run starts.
+def choose_entry(record: RunRecord, is_retry_requested: Callable[[], bool], *, is_automatic: bool = True) -> EntryMode:
+    """How a new process of the run starts. `is_automatic`: recovery may have started it, and not a user.
 
     fresh      no process has run it yet, or it ended and a user requests it again (`is_retry_requested`)
     attach     the last process was lost: attach to its job
     finish     the last process was lost while it was ending the run, whatever the end: end it now
     echo       the run has ended and no user has requested it again: report the same end again
-    give-up    three processes in a row were lost at the same step, each soon after its start
+    give-up    three processes in a row died at the same step, each soon after its start, and recovery would start the
+               next ones too; those that left soon because of their own problem are not counted
     """
     if not record.events:
         return "fresh"
@@ -53,11 +66,17 @@ def choose_entry(record: RunRecord, is_retry_requested: Callable[[], bool]) -> E
         return _choose_entry_after_end(record.end, is_retry_requested)
     if record.ending:
         return "finish"
-    recent = record.launches[-MAX_LOSSES:]
-    is_loop = len(recent) == MAX_LOSSES and all(
+    return "give-up" if is_automatic and _is_loop(record) else "attach"
+
+
+def _is_loop(record: RunRecord) -> bool:
+    """Whether the processes of the run die again and again. One that left soon shows neither that nor the opposite."""
+    recent = [launch for launch in record.launches if not (has_left(launch) and _is_short_launch(launch))]
+    recent = recent[-MAX_LOSSES:]
+    is_lost = len(recent) == MAX_LOSSES and all(
         launch[-1]["event"] != "end" and _is_short_launch(launch) for launch in recent
     )
-    return "give-up" if is_loop and len({_find_last_step(launch) for launch in recent}) == 1 else "attach"
+    return is_lost and len({_find_last_step(launch) for launch in recent}) == 1
 
 
 def _choose_entry_after_end(end: str, is_retry_requested: Callable[[], bool]) -> EntryMode:
@@ -109,11 +128,39 @@ def is_launcher_dead(states: Sequence[ReportedState]) -> bool:
 def count_requests(states: Sequence[ReportedState]) -> int:
     """How often a user requested a run again. `states`: all its states, the oldest first."""
     return sum(
-        previous.kind in _FINAL_STATE_TYPES
-        and state.kind == "SCHEDULED"
-        and state.message not in (LOST_MESSAGE, NEVER_STARTED_MESSAGE)
+        previous.kind in _FINAL_STATE_TYPES and state.kind == "SCHEDULED" and state.message not in _OUR_MESSAGES
         for previous, state in pairwise(states)
     )
+
+
+def choose_pause_s(states: Sequence[ReportedState], lease_s: float | None) -> float:
+    """The seconds from the last of a run's states until it is resumed. `states`: all of them, the oldest first.
+
+    0 unless its last process left because of its own problem, and not for the first time in a row: the problem
+    persists, and each pause is twice as long as the one before. A process that ran for long ends the row. The pause is
+    much shorter than the run's lease; `lease_s`: None if it is not known here.
+    """
+    leave_count = 0
+    has_just_left = False
+    started_at: float | None = None  # of the process that the state belongs to
+    for state in states:
+        if state.kind == "RUNNING":
+            started_at = state.set_at if started_at is None else started_at
+        elif _is_end(state):
+            leave_count = 0
+            started_at = None
+            has_just_left = False
+        elif state.name == CRASHED and started_at is not None:  # a worker may report the same crash once more
+            has_just_left = state.message.endswith(LEFT_CLAUSE)
+            leave_count = leave_count if state.set_at - started_at < _SHORT_LAUNCH_S else 0
+            leave_count += has_just_left
+            started_at = None
+        elif state.kind == "SCHEDULED":
+            started_at = None
+    if not has_just_left or leave_count < 2:
+        return 0.0
+    longest_s = min(MAX_PAUSE_S, (lease_s or _UNKNOWN_LEASE_S) / _MAX_PAUSES_PER_LEASE)
+    return float(min(longest_s, _FIRST_PAUSE_S * 2.0 ** min(leave_count - 2, 10)))
 
 
 def choose_recovery(

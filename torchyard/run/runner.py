@@ -4,7 +4,7 @@ import contextlib
 import itertools
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple, TypeVar, assert_never
 
@@ -61,7 +61,7 @@ from torchyard.run.preview import check_plan, choose_port, make_plan
 from torchyard.run.result import build_report, describe_end
 from torchyard.run.resume import EntryMode, choose_entry, describe_loop
 from torchyard.run.services import Archive, NoArchive, RunServices, Sinks
-from torchyard.run.signals import SignalHold, protect_run
+from torchyard.run.signals import SignalHold, protect_run, report_internal_error
 from torchyard.run.stop import StopCountdown, record_stop, stop_job
 from torchyard.steps.details import (
     describe_leftovers,
@@ -412,14 +412,32 @@ class Runner:
         RunInUseError if another process owns it. DetachedError if this process cannot continue and the job can, which
         is every error of a run that has begun, until its end is recorded.
         """
-        is_resumed = self.control.count > 1
+        with self._detach_at_error():
+            return self._run()
+
+    @contextlib.contextmanager
+    def _detach_at_error(self) -> Iterator[None]:
+        """Raise each error of the block as a DetachedError, if the run has begun and its end is not recorded."""
         try:
-            return self._run(is_resumed=is_resumed)
+            yield
         except (RunInUseError, DetachedError):
             raise
-        except TorchyardError as error:
-            if (is_resumed or self.plan) and not self._has_recorded_end():
-                raise DetachedError(str(error)) from error
+        except Exception as error:
+            has_begun = self.control.count > 1 or self.plan is not None
+            if not has_begun or self._has_recorded_end():
+                raise
+            reason = str(error) if isinstance(error, TorchyardError) else report_internal_error(error)
+            raise DetachedError(reason) from error
+
+    @contextlib.contextmanager
+    def _journal_departure(self) -> Iterator[None]:
+        """Record in the journal that this process leaves the run to the next one, if the block raises DetachedError."""
+        try:
+            with self._detach_at_error():
+                yield
+        except DetachedError as error:
+            self.folder.record_event("left", sentence=str(error))
+            get_log().warning("%s; see %s/journal", error, self.folder.path)
             raise
 
     def _has_recorded_end(self) -> bool:
@@ -429,14 +447,19 @@ class Runner:
         except FolderError:
             return False
 
-    def _run(self, *, is_resumed: bool) -> EndedRun:
+    def _run(self) -> EndedRun:
         """Own the run, bring its past up to date, and take it to its end, if it has not ended. Errors as for `run`."""
+        is_resumed = self.control.count > 1
         archive = self.services.open_archive(self.folder.path, self._check_owner, is_resumed=is_resumed)
         with self.folder.owned(), self.control, archive as self.archive:
             if is_resumed:
                 takeover.fetch_past(self.folder, self.profile, self.run_id, self.archive)
             self.archive.start(self.profile)
-            entry_mode = choose_entry(self.folder.read_record(), self.control.is_retry_requested)
+            entry_mode = choose_entry(
+                self.folder.read_record(),
+                self.control.is_retry_requested,
+                is_automatic=self.control.is_automatic,
+            )
             first = self._find_first_attempt(entry_mode)
             start_fields = history.build_start_fields(self.profile, self.folder)
             self.folder.record_event(
@@ -448,9 +471,10 @@ class Runner:
                 first=first,
                 **start_fields,
             )
-            if entry_mode not in ("echo", "give-up"):
-                return self._run_to_end(entry_mode, first)
-            return self._give_up() if entry_mode == "give-up" else self._repeat_end()
+            with self._journal_departure():
+                if entry_mode not in ("echo", "give-up"):
+                    return self._run_to_end(entry_mode, first)
+                return self._give_up() if entry_mode == "give-up" else self._repeat_end()
 
     def _find_first_attempt(self, entry_mode: EntryMode) -> int:
         """The first attempt of the budget: a new one, or the first one of the previous process."""
@@ -480,10 +504,6 @@ class Runner:
             except RunInUseError as error:
                 self.folder.record_event("end", end="moved", by="flow", sentence=str(error))
                 watchdog_process.send("done")
-                raise
-            except DetachedError as error:
-                self.folder.record_event("left", sentence=str(error))
-                get_log().warning("%s; see %s/journal", error, self.folder.path)
                 raise
             watchdog_process.send("done")
         return EndedRun(report.end, report.sentence, report)

@@ -108,9 +108,13 @@ def protect_run(run: _StoppableRun, operation: Callable[[], RunEnd], signals: Si
             cause = _describe_hidden_stop(error, stops, signals)
             if cause:
                 return _end_stopped(run, cause, signals)
-            get_log().exception("internal error in torchyard")
-            sentence = f"internal error in torchyard: {type(error).__name__}: {error}"
-            return _fail_or_leave(run, RunEnd("failed", sentence), error)
+            return _fail_or_leave(run, RunEnd("failed", report_internal_error(error)), error)
+
+
+def report_internal_error(error: Exception) -> str:
+    """Log an error that no step expects, with its traceback; return it as a sentence. In an `except` block."""
+    get_log().exception("internal error in torchyard")
+    return f"internal error in torchyard: {type(error).__name__}: {error}"
 
 
 def _describe_hidden_stop(

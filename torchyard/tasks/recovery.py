@@ -25,17 +25,17 @@ from prefect.client.schemas.filters import (
 from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.exceptions import ObjectNotFound
-from prefect.states import Scheduled
 
 from torchyard.assembly import LAUNCHER_LOST_SENTENCE, sweep_run
 from torchyard.common.log import get_log
 from torchyard.model.errors import TorchyardError
 from torchyard.run.folder import RunFolder, list_run_folders
-from torchyard.run.record import RunRecord
+from torchyard.run.record import RunRecord, find_last_event
 from torchyard.run.resume import (
     CRASHED,
     LOST_MESSAGE,
     MAX_LOSS_AGE_S,
+    MAX_PAUSE_S,
     NEVER_STARTED_MESSAGE,
     choose_recovery,
 )
@@ -49,6 +49,7 @@ from .flow_run.states import (
     open_bounded_client,
     report_end,
     report_state,
+    resume_flow_run,
     to_reported_state,
 )
 
@@ -57,7 +58,7 @@ _WORKER_REPORT_TIMEOUT_S = 5.0
 # The worker reports it twice, and its second report would end the process that resumes the run.
 _SECOND_REPORT_DELAY_S = 1.5
 _POLL_INTERVAL_S = 2.0  # between two checks of a watchdog
-_WATCH_TIMEOUT_S = 125.0  # for a watchdog to see its run resumed, while Prefect responds
+_WATCH_TIMEOUT_S = 125.0 + MAX_PAUSE_S  # for a watchdog to see its run resumed, while Prefect responds
 _FLOW_NAMES = ("train", "benchmark")
 _RUNS_PER_PAGE = 200  # flow runs that Prefect lists at once
 
@@ -186,7 +187,7 @@ def _recover_run(client: SyncPrefectClient, candidate: _Candidate, *, check_leas
     record = folder.read_record() if folder else RunRecord(())
     match choose_recovery(to_reported_state(run.state), run.run_count, record, lambda: has_user_request(run_id)):
         case "schedule" if not is_user_flow:
-            return run.name if _schedule_run(client, run, folder) else None
+            return run.name if _schedule_run(client, run, folder, record) else None
         case "finish" if folder:
             folder.record_event("ending", end="cancelled", sentence="cancelled through Prefect")
             sweep_run(folder, "guard", "", _ignore_end if is_user_flow else partial(_report_flow_end, run_id))
@@ -207,22 +208,23 @@ def _report_flow_end(flow_run_id: str, run_id: str, end: str, sentence: str) -> 
     report_end(flow_run_id, end, sentence)
 
 
-def _schedule_run(client: SyncPrefectClient, run: FlowRun, folder: RunFolder | None) -> bool:
+def _schedule_run(client: SyncPrefectClient, run: FlowRun, folder: RunFolder | None, record: RunRecord) -> bool:
     """Schedule a run, so that a worker starts it again; return whether it was scheduled.
 
     A run without a deployment is not scheduled: no worker would ever take it.
     """
     has_started = run.state is None or not run.state.is_pending()
     if has_started and run.state and not run.state.is_final():
-        crashed_state: State[Any] = State(type=StateType.CRASHED, name=CRASHED, message="the process of this run died")
+        departure = str(find_last_event(record.launches[-1], "left").get("sentence", "")) if record.launches else ""
+        crash_message = departure or "the process of this run died"
+        crashed_state: State[Any] = State(type=StateType.CRASHED, name=CRASHED, message=crash_message)
         report_state(str(run.id), crashed_state, run.run_count)
     if run.deployment_id is None:
         return False
     if folder:
         folder.extend()
     message = LOST_MESSAGE if has_started else NEVER_STARTED_MESSAGE
-    client.set_flow_run_state(run.id, Scheduled(message=message), force=True)
-    return True
+    return resume_flow_run(client, run.id, message, lease_s=folder.lease_s() if folder else None)
 
 
 def complete_cancel(flow_run_id: str) -> None:
@@ -250,7 +252,7 @@ def complete_cancel(flow_run_id: str) -> None:
 
 
 def report_lost_run(folder: RunFolder) -> None:
-    """Report to Prefect that the launcher died, so that the run is resumed now and not after missed heartbeats.
+    """Report to Prefect that the launcher died or left, so that the run is resumed now and not after missed heartbeats.
 
     A run that was being cancelled is not resumed: it is ended here. Returns once another process has started the run
     or its end is recorded, at the latest after `_WATCH_TIMEOUT_S`, or when the lease ends if Prefect is unreachable.

@@ -179,8 +179,9 @@ def build_error_state(error: TorchyardError) -> State[Any]:
     If another process owns the run, this process exits without touching it: the owner reports how it ends. A subflow
     shares its process with the calling flow, which continues: then a Failed state is returned.
     """
+    message = mask_text(strip_control_codes(str(error)))
     if isinstance(error, DetachedError):  # its watchdog resumes a run whose state is named Crashed
-        return State(type=StateType.CRASHED, name=CRASHED, message=str(error))
+        return State(type=StateType.CRASHED, name=CRASHED, message=message)
     if isinstance(error, RunInUseError):
         get_log().warning("%s", error)
         if not _is_subflow():
@@ -188,4 +189,4 @@ def build_error_state(error: TorchyardError) -> State[Any]:
             os._exit(0)  # an exception or a normal exit would make Prefect's engine set a final state
     else:
         get_log().error("%s", error)
-    return Failed(message=mask_text(strip_control_codes(str(error))))
+    return Failed(message=message)

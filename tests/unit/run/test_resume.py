@@ -5,15 +5,19 @@ from typing import Any
 import pytest
 
 from tests.builders.journals import NOW, process_events
+from torchyard.model.errors import DetachedError
 from torchyard.run.record import RunRecord
 from torchyard.run.resume import (
+    LEFT_MESSAGE,
     LOST_MESSAGE,
     MAX_LOSS_AGE_S,
+    MAX_PAUSE_S,
     NEVER_STARTED_MESSAGE,
     SILENT_MESSAGE,
     WORKER_START_TIMEOUT_S,
     ReportedState,
     choose_entry,
+    choose_pause_s,
     choose_recovery,
     count_requests,
     is_launcher_dead,
@@ -23,6 +27,8 @@ from torchyard.run.resume import (
 
 DIED = process_events("preflight", "submit", "wait")
 DAYS = process_events("wait", lasting=9000.0)
+LEFT = [*DIED, {"event": "left", "at": NOW, "sentence": "403"}]
+LEFT_LATE = [*DAYS, {"event": "left", "at": NOW, "sentence": "403"}]
 ENDING = {"event": "ending", "at": NOW, "end": "cancelled"}
 
 
@@ -36,6 +42,10 @@ ENDING = {"event": "ending", "at": NOW, "end": "cancelled"}
         ([DIED, DIED, DIED], False, "give-up"),
         ([DIED, process_events("preflight"), DIED], False, "attach"),
         ([DIED, DAYS, DIED], False, "attach"),
+        ([LEFT, LEFT, LEFT, LEFT], False, "attach"),
+        ([DIED, LEFT, DIED, LEFT], False, "attach"),
+        ([DIED, LEFT, DIED, LEFT, DIED], False, "give-up"),
+        ([DIED, LEFT_LATE, DIED, DIED], False, "attach"),
         ([DIED, DIED, process_events("wait", end="failed"), DIED], False, "attach"),
         ([process_events("wait", end="failed")], True, "fresh"),
         ([process_events("wait", end="cancelled")], True, "fresh"),
@@ -59,6 +69,12 @@ def test_entry_follows_from_the_journal(
     assert choose_entry(RunRecord([event for launch in launches for event in launch]), lambda: is_requested) == expected
 
 
+def test_run_that_only_users_start_is_never_given_up() -> None:
+    """A user who attaches after three deaths has requested that: without recovery there is no loop."""
+    record = RunRecord([*DIED, *DIED, *DIED])
+    assert choose_entry(record, lambda: False, is_automatic=False) == "attach"
+
+
 def test_prefect_is_not_queried_about_a_run_without_an_end() -> None:
     """A process attaches to its running job without a query to Prefect, whose server may hang."""
 
@@ -78,6 +94,7 @@ CRASHED = ReportedState("CRASHED", "Crashed")
 UI = ReportedState("SCHEDULED", "AwaitingRetry", "Retry from the UI")
 CLI = ReportedState("SCHEDULED", "Scheduled", "Retried via CLI")
 OURS = ReportedState("SCHEDULED", "Scheduled", LOST_MESSAGE)
+PAUSED_BY_US = ReportedState("SCHEDULED", "Scheduled", LEFT_MESSAGE)
 ANEW = ReportedState("SCHEDULED", "Scheduled", NEVER_STARTED_MESSAGE)
 LATE = ReportedState("SCHEDULED", "Late")
 
@@ -93,6 +110,7 @@ LATE = ReportedState("SCHEDULED", "Late")
         ([CRASHED, UI], True),
         ([FAILED, OURS], False),
         ([FAILED, OURS, LATE], False),
+        ([FAILED, PAUSED_BY_US, LATE], False),
         ([CRASHED, OURS, *FIRST[1:], FAILED, *FIRST[1:]], False),
         ([FAILED, UI, *FIRST[1:], FAILED, OURS], False),
         ([], False),
@@ -141,6 +159,7 @@ ENDED = process_events("wait", end="failed")
         (FAILED, DIED, "leave"),
         (FAILED, ENDED, "leave"),
         (OURS, DIED, "leave"),
+        (PAUSED_BY_US, LEFT, "leave"),
     ],
 )
 def test_only_a_lost_run_is_scheduled(now: ReportedState, events: list[dict[str, Any]], expected: str) -> None:
@@ -151,6 +170,58 @@ def test_only_a_lost_run_is_scheduled(now: ReportedState, events: list[dict[str,
 def test_lost_retry_is_scheduled_again() -> None:
     """A retry that was lost before its first journal entry is rescheduled as a retry."""
     assert choose_recovery(CRASHED, 1, RunRecord(ENDED), lambda: True) == "schedule"
+
+
+# --- the pause before a run resumes
+
+DEPARTURE = str(DetachedError("HTTP 403"))
+
+
+def launch(message: str, lasting_s: float = 30.0) -> list[ReportedState]:
+    """The states of one process that is lost with this message."""
+    return [
+        *FIRST[:2],
+        ReportedState("RUNNING", "Running", set_at=NOW - lasting_s),
+        ReportedState("CRASHED", "Crashed", message, set_at=NOW),
+    ]
+
+
+LEAVE = launch(DEPARTURE)
+DEATH = launch("Process exited with status code: -9")
+
+
+@pytest.mark.parametrize(
+    ("states", "pause_s"),
+    [
+        ([], 0),
+        (LEAVE, 0),
+        (LEAVE * 2, 10),
+        (LEAVE * 3, 20),
+        (LEAVE * 4, 40),
+        (LEAVE * 9, MAX_PAUSE_S),
+        (LEAVE * 9999, MAX_PAUSE_S),
+        (DEATH * 9, 0),
+        ([*LEAVE * 3, *DEATH], 0),
+        ([*LEAVE * 3, *DEATH, *LEAVE], 40),
+        ([*LEAVE * 3, *launch(DEPARTURE, lasting_s=9000.0)], 0),
+        ([*LEAVE * 3, *launch(DEPARTURE, lasting_s=9000.0), *LEAVE], 10),
+        ([*LEAVE, *LEAVE, ReportedState("CRASHED", "Crashed", "Process exited with status code: 1.")], 10),
+        ([*LEAVE * 3, FAILED, CLI, *LEAVE], 0),
+        ([*LEAVE * 3, FAILED], 0),
+        ([*launch(DEPARTURE, lasting_s=-9e9), *launch(DEPARTURE, lasting_s=-9e9)], 10),
+    ],
+)
+def test_processes_that_leave_repeatedly_resume_after_growing_pauses(
+    states: list[ReportedState], pause_s: float
+) -> None:
+    """The first one is replaced at once, like one that died; then each pause is twice as long, up to a minute."""
+    assert choose_pause_s([*FIRST, *states], lease_s=1800.0) == pause_s
+
+
+@pytest.mark.parametrize(("lease_s", "pause_s"), [(1800.0, MAX_PAUSE_S), (60.0, 6.0), (None, 10.0)])
+def test_pause_is_much_shorter_than_the_lease(lease_s: float | None, pause_s: float) -> None:
+    """A pause takes at most a tenth of the lease, and of a short one if the lease is not known."""
+    assert choose_pause_s(LEAVE * 9, lease_s) == pause_s
 
 
 # --- a run that another machine holds

@@ -412,6 +412,32 @@ def test_journal_that_cannot_be_read_proves_no_end(write: Write, monkeypatch: py
     assert runner.folder.read_record().is_lost
 
 
+@pytest.mark.parametrize(
+    "error", [BlockingIOError(11, "Resource temporarily unavailable"), FolderError("x", "Stale file handle")]
+)
+def test_error_before_the_steps_of_a_resumed_run_is_a_departure(
+    write: Write, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """A process that cannot start its watchdog leaves the job, and its journal says so: it did not die."""
+    runner = create_runner(build_lone_profile(write), RUN_ID, LocalControl(2), fail_with(None))
+    runner.folder.path.mkdir(parents=True)
+    runner.folder.record_event("start", entry="fresh", first=1)
+    monkeypatch.setattr(runner_module, "Watchdog", Mock(side_effect=error))
+    with pytest.raises(DetachedError, match=r"Resource temporarily unavailable|Stale file handle"):
+        runner.run()
+    assert runner.folder.events()[-1]["event"] == "left"
+
+
+def test_user_may_attach_as_often_as_it_takes(write: Write) -> None:
+    """Without an orchestrator each process is a user's: a run whose processes died three times is attached to."""
+    runner = create_runner(build_lone_profile(write), RUN_ID, LocalControl(4), fail_with(None))
+    runner.folder.path.mkdir(parents=True)
+    for _ in range(3):
+        runner.folder.record_event("start", entry="attach", first=1)
+    runner.run()
+    assert runner.folder.read_record().last_start["entry"] == "attach"
+
+
 def test_error_of_a_run_that_never_began_is_its_end(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     """A first process that cannot write its folder has started nothing, and reports the error itself."""
     runner = create_runner(build_lone_profile(write), RUN_ID, LocalControl(), fail_with(None))

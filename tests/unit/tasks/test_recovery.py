@@ -2,6 +2,7 @@
 
 import os
 import time
+from datetime import datetime
 from uuid import uuid4
 
 import pytest
@@ -9,8 +10,11 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from scripts.server import find_free_port
 from tests.conftest import RUN_ID
-from tests.doubles.fake_prefect import FakePrefect
+from tests.doubles.fake_prefect import STATE, FakePrefect
+from torchyard.common.pool import read_pool
+from torchyard.model.errors import DetachedError
 from torchyard.run.folder import RunFolder, runs_folder
+from torchyard.tasks.flow_run.states import reschedule_run
 from torchyard.tasks.recovery import complete_cancel, main, recover_lost_runs
 
 
@@ -31,6 +35,66 @@ def test_lost_run_is_scheduled(fake_prefect: FakePrefect, lost: RunFolder) -> No
     assert str(recover_lost_runs()) == "resumed 1: a-run"
     assert fake_prefect.requested_states == ["Crashed", "Scheduled"]
     assert lost.remaining_lease_s() > 590
+
+
+def set_departures(prefect: FakePrefect, count: int) -> float:
+    """Set the states of a run whose processes have left as often; return when the last one did, by Prefect's clock."""
+    message = str(DetachedError("HTTP 403"))
+    running = STATE | {"type": "RUNNING", "name": "Running"}
+    crashed = STATE | {"type": "CRASHED", "name": "Crashed", "message": message}
+    prefect.responses["/flow_run_states/"] = [running, crashed] * count
+    prefect.state = "CRASHED"
+    return datetime.fromisoformat(str(STATE["timestamp"])).timestamp()
+
+
+def get_scheduled_times(prefect: FakePrefect) -> list[float]:
+    """When the run was scheduled for, in seconds since the epoch."""
+    details = [body["state"]["state_details"] for path, body in prefect.posted if path.endswith("/set_state")]
+    return [datetime.fromisoformat(detail["scheduled_time"]).timestamp() for detail in details]
+
+
+@pytest.mark.parametrize(("count", "pause_s"), [(1, 0), (2, 10), (3, 20), (9, 30)])
+def test_run_whose_processes_leave_is_scheduled_after_a_pause(
+    fake_prefect: FakePrefect, lost: RunFolder, count: int, pause_s: float
+) -> None:
+    """The pause counts from the last departure by Prefect's clock, whatever this machine's clock is."""
+    lost.renew(300)
+    left_at = set_departures(fake_prefect, count)
+    assert recover_lost_runs().resumed == ("a-run",)
+    assert get_scheduled_times(fake_prefect) == [left_at + pause_s]
+
+
+def test_run_that_waits_for_its_pause_is_left_alone(fake_prefect: FakePrefect, lost: RunFolder) -> None:
+    """Neither this machine's checks nor a cluster's sweep schedule it again, or count it as lost."""
+    lost.record_event("left", sentence="HTTP 403")
+    lost.renew(300)
+    set_departures(fake_prefect, 3)
+    fake_prefect.state = "SCHEDULED"
+    fake_prefect.run_fields |= {"work_pool_name": read_pool(), "state_name": "Scheduled"}
+    assert (recover_lost_runs().resumed, reschedule_run(RUN_ID), fake_prefect.requested_states) == ((), False, [])
+
+
+def test_another_machine_resumes_after_the_same_pause(fake_prefect: FakePrefect) -> None:
+    """A cluster's sweep on a machine that has no folder of the run reads from Prefect that its processes leave."""
+    left_at = set_departures(fake_prefect, 2)
+    fake_prefect.run_fields = {"deployment_id": RUN_ID, "work_pool_name": read_pool(), "state_name": "Crashed"}
+    assert reschedule_run(RUN_ID)
+    assert get_scheduled_times(fake_prefect) == [left_at + 10]
+
+
+def test_run_that_was_resumed_meanwhile_is_not_scheduled_again(fake_prefect: FakePrefect, lost: RunFolder) -> None:
+    """Two checks may find the same crash: the second one changes nothing once the run is scheduled."""
+    set_departures(fake_prefect, 1)
+    fake_prefect.responses["/flow_run_states/"].append(STATE | {"type": "SCHEDULED", "name": "Scheduled"})
+    assert (recover_lost_runs().resumed, fake_prefect.requested_states) == ((), [])
+
+
+def test_departure_that_prefect_has_not_received_is_its_message(fake_prefect: FakePrefect, lost: RunFolder) -> None:
+    """A process that could not report why it left has journalled it: the state Crashed gets that as its message."""
+    lost.record_event("left", sentence=str(DetachedError("HTTP 403")))
+    recover_lost_runs()
+    crashed_state, _ = [body["state"] for path, body in fake_prefect.posted if path.endswith("/set_state")]
+    assert (crashed_state["name"], crashed_state["message"]) == ("Crashed", str(DetachedError("HTTP 403")))
 
 
 def test_run_without_a_deployment_is_not_scheduled(fake_prefect: FakePrefect, lost: RunFolder) -> None:

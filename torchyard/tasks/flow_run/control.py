@@ -51,6 +51,7 @@ class PrefectControl:
 
     stops: tuple[type[BaseException], ...] = (TerminationSignal,)
     watchdog: tuple[str, ...] = (sys.executable, "-m", f"{__package__.rpartition('.')[0]}.recovery")
+    is_automatic = True
 
     def __init__(self, run_id: str, count: int = 1) -> None:
         """`run_id`: of the flow run. `count`: how many processes have started it."""

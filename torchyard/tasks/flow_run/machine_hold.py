@@ -7,7 +7,7 @@ lease there has ended.
 
 import logging
 import os
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import NamedTuple, NoReturn
 from uuid import UUID
 
@@ -28,7 +28,7 @@ from torchyard.model.run import Run
 from torchyard.run.folder import RunFolder, runs_folder
 from torchyard.run.resume import is_launcher_dead, is_started_anew
 
-from .states import list_ancestors, open_bounded_client, read_reported_states, retry_while_busy
+from .states import list_ancestors, open_bounded_client, read_reported_states, read_server_time, retry_while_busy
 
 # Labels of the flow run, in the order of MachineHold's fields.
 _LABELS = ("torchyard.machine", "torchyard.boot", "torchyard.states", "torchyard.sought")
@@ -117,7 +117,7 @@ def _take_over_or_give_back(profile: Profile, folder: RunFolder, own_hold: Machi
         if run.deployment_id is None or not is_elsewhere or is_started_anew(new_states):
             return own_hold
 
-        now = _read_server_time(run)
+        now = _read_state_time(run)
         claimed_at = hold.claimed_at or now
         if has_journal:
             remaining_s = folder.remaining_lease_s()
@@ -132,7 +132,7 @@ def _take_over_or_give_back(profile: Profile, folder: RunFolder, own_hold: Machi
         return own_hold
 
 
-def _read_server_time(run: FlowRun) -> float:
+def _read_state_time(run: FlowRun) -> float:
     """When the flow run took its state, by Prefect's clock: for a run that a worker has just started, a moment ago.
 
     An older time only makes this machine wait longer.
@@ -146,7 +146,7 @@ def give_back(client: SyncPrefectClient, run: FlowRun, machine: str, *, delay_s:
     """Schedule the run again after `delay_s`, and exit this process without touching the run."""
     message = f"its processes are on {machine}: another machine has given the run back"
     if run.state and run.state.is_running():  # not if a user has cancelled it meanwhile
-        scheduled_at = datetime.now(UTC) + timedelta(seconds=delay_s)
+        scheduled_at = datetime.fromtimestamp(read_server_time() + delay_s, UTC)
         client.set_flow_run_state(run.id, Scheduled(scheduled_time=scheduled_at, message=message), force=True)
     get_log().warning("%s", message)
     logging.shutdown()

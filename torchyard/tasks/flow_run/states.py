@@ -7,6 +7,8 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from typing import Any, TypeVar
 from uuid import UUID
@@ -38,12 +40,20 @@ from torchyard.common.json_text import parse_json
 from torchyard.common.log import get_log
 from torchyard.common.pool import read_pool
 from torchyard.model.run import RunResult
-from torchyard.run.resume import CRASHED, LOST_MESSAGE, ReportedState, is_requested_again
+from torchyard.run.resume import (
+    CRASHED,
+    LEFT_MESSAGE,
+    LOST_MESSAGE,
+    ReportedState,
+    choose_pause_s,
+    is_requested_again,
+)
 
 CALL_TIMEOUT_S = 5.0  # for one request to Prefect
 Result = TypeVar("Result")
 _TRANSIENT_STATUSES = (401, 403, 408, 429)  # below 500, but may change a moment later
 _UNKNOWN_PATH = "Not Found"  # the detail of FastAPI's 404
+_DATE_RESOLUTION_S = 2.0  # of a response's date, and the time that the response takes
 _REPORT_TIMEOUT_S = 30.0  # for retrying the report of an end while Prefect is unreachable
 
 
@@ -59,6 +69,32 @@ def build_final_state(end: str, sentence: str, result: RunResult | None = None) 
     return State(type=state_type, name=name, message=sentence, data=data)
 
 
+class _ServerClock:
+    """Prefect's clock: this machine's may be hours ahead of it or behind.
+
+    Measured by the `Date` of Prefect's last response, which has whole seconds: a smaller difference than
+    `_DATE_RESOLUTION_S` counts as none.
+    """
+
+    def __init__(self) -> None:
+        self._ahead_s = 0.0
+
+    def measure(self, response: Response) -> None:
+        """Compare the clocks by a response; one without a valid date changes nothing."""
+        try:
+            date = parsedate_to_datetime(response.headers["Date"])
+        except (KeyError, ValueError):
+            return
+        ahead_s = date.timestamp() - time.time()
+        self._ahead_s = ahead_s if abs(ahead_s) > _DATE_RESOLUTION_S else 0.0
+
+    def now(self) -> float:
+        return time.time() + self._ahead_s
+
+
+_server_clock = _ServerClock()
+
+
 class NotRecordedError(Exception):
     """Prefect has not recorded the end of a task run yet."""
 
@@ -69,7 +105,8 @@ def open_bounded_client() -> Iterator[SyncPrefectClient]:
 
     Calls raise the errors of httpx and Prefect.
     """
-    httpx_settings = {"timeout": CALL_TIMEOUT_S, "event_hooks": {"response": [_disable_retry_delay]}}
+    hooks = [_disable_retry_delay, _server_clock.measure]
+    httpx_settings = {"timeout": CALL_TIMEOUT_S, "event_hooks": {"response": hooks}}
     with (
         temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}),
         get_client(sync_client=True, httpx_settings=httpx_settings) as client,
@@ -80,6 +117,11 @@ def open_bounded_client() -> Iterator[SyncPrefectClient]:
 def _disable_retry_delay(response: Response) -> None:
     """Set the header without which Prefect's client waits two seconds before it reports that the server is busy."""
     response.headers.setdefault("Retry-After", "0")
+
+
+def read_server_time() -> float:
+    """The time by Prefect's clock, in seconds since the epoch, as its last response has shown it."""
+    return _server_clock.now()
 
 
 def retry_while_busy(call: Callable[[], Result]) -> Result:
@@ -179,8 +221,9 @@ def to_reported_state(state: State[Any] | None) -> ReportedState:
     """Convert a state of Prefect to the plain value that torchyard.run uses."""
     if state is None:
         return ReportedState("", "")
-    age_s = time.time() - state.timestamp.timestamp()
-    return ReportedState(state.type.value, state.name or "", state.message or "", age_s)
+    set_at = state.timestamp.timestamp()
+    age_s = read_server_time() - set_at
+    return ReportedState(state.type.value, state.name or "", state.message or "", age_s, set_at)
 
 
 def has_user_request(run_id: str) -> bool:
@@ -253,10 +296,28 @@ def reschedule_run(run_id: str) -> bool:
             is_ours = flow_run.deployment_id is not None and flow_run.work_pool_name == get_flow_run_pool()
             if not is_ours or flow_run.state_name != CRASHED:
                 return False
-            client.set_flow_run_state(flow_run.id, Scheduled(message=LOST_MESSAGE), force=True)
+            return resume_flow_run(client, flow_run.id, LOST_MESSAGE)
     except Exception as error:
         get_log().debug("cannot schedule flow run %s: %s", run_id, error)
         return False
+
+
+def resume_flow_run(
+    client: SyncPrefectClient, flow_run_id: UUID, message: str, *, lease_s: float | None = None
+) -> bool:
+    """Schedule a run that has lost its process; return False if it is already scheduled, or running.
+
+    It is scheduled at once, or after a pause if its processes leave repeatedly (`choose_pause_s`), which counts from
+    the run's last state by Prefect's clock. `message`: of the state without a pause. Raises Prefect's own errors.
+    """
+    states = [to_reported_state(state) for state in client.read_flow_run_states(flow_run_id)]
+    if not states or states[-1].kind in ("SCHEDULED", "RUNNING"):
+        return False
+    pause_s = choose_pause_s(states, lease_s)
+    scheduled_at = datetime.fromtimestamp(states[-1].set_at + pause_s, UTC)
+    state_message = LEFT_MESSAGE if pause_s else message
+    scheduled_state: State[Any] = Scheduled(scheduled_time=scheduled_at, message=state_message)
+    client.set_flow_run_state(flow_run_id, scheduled_state, force=True)
     return True
 
 

@@ -2,6 +2,8 @@
 
 import os
 import threading
+import time
+from datetime import UTC, datetime
 from typing import Any
 from unittest.mock import Mock
 from uuid import UUID
@@ -14,13 +16,14 @@ from prefect.context import FlowRunContext
 from prefect.exceptions import ObjectNotFound
 
 from tests.conftest import RUN_ID
-from tests.doubles.fake_prefect import FakePrefect
+from tests.doubles.fake_prefect import STATE, FakePrefect
 from torchyard.tasks.flow_run.states import (
     build_final_state,
     delete_runs_with_same_end,
     get_flow_run_pool,
     open_bounded_client,
     read_liveness,
+    read_reported_states,
     report_state,
 )
 
@@ -72,6 +75,16 @@ def test_only_prefect_proves_that_a_run_does_not_exist(
     refusal = ObjectNotFound(http_exc=HTTPStatusError("404", request=response.request, response=response))
     monkeypatch.setattr(SyncPrefectClient, "read_flow_run", Mock(side_effect=refusal))
     assert (read_liveness(RUN_ID) is None) == is_proof
+
+
+@pytest.mark.parametrize("ahead_s", [0.0, 7200.0, -7200.0])
+def test_age_of_a_state_is_measured_by_prefects_clock(fake_prefect: FakePrefect, ahead_s: float) -> None:
+    """A machine whose clock is two hours ahead of Prefect's, or behind, does not take a new state for an old one."""
+    fake_prefect.clock_ahead_s = ahead_s
+    timestamp = datetime.fromtimestamp(time.time() + ahead_s - 60, UTC).isoformat()
+    fake_prefect.responses["/flow_run_states/"] = [STATE | {"type": "PENDING", "timestamp": timestamp}]
+    (state,) = read_reported_states(RUN_ID)
+    assert 58 < state.age_s < 70
 
 
 def test_earlier_runs_that_ended_alike_are_deleted(fake_prefect: FakePrefect, monkeypatch: pytest.MonkeyPatch) -> None:
