@@ -9,9 +9,11 @@ appended to; until then the lines are stored where the job runs. Checkpoints bel
 and supervisors' files to one machine, so they are not archived.
 """
 
+import heapq
+import itertools
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -81,19 +83,57 @@ def _list_versions(folder: Path, paths: list[Path]) -> dict[str, Version]:
 
 
 def merge_journals(local: bytes, archived: Iterable[bytes]) -> bytes:
-    """One journal with the lines of all, in order of time; `local` itself if it has all of them.
+    """One journal with the lines of all, in the order of events; `local` itself if it has all of them.
 
     They differ if the run was resumed elsewhere, or if a process of this machine was lost before its last lines were
-    archived.
+    archived. The clocks of two machines may differ by hours, so times decide only between lines whose order no journal
+    shows: one process of the run starts after the other, so all lines of the first one come before the next start.
     """
-    local_lines = _list_complete_lines(local)
-    archived_lines: dict[bytes, None] = {}  # each line once: a process also archives the lines that it has fetched
-    for journal in archived:
-        archived_lines |= dict.fromkeys(_list_complete_lines(journal))
-    if archived_lines.keys() <= set(local_lines):
+    journals = [_list_complete_lines(local)]
+    journals += map(_list_complete_lines, archived)
+    if set().union(*journals[1:]) <= set(journals[0]):
         return local
-    lines = [*archived_lines, *(line for line in local_lines if line not in archived_lines)]
-    return b"".join(line + b"\n" for line in sorted(lines, key=_parse_time))
+    launches_of_journals = list(map(_split_launches, journals))
+    merged: list[bytes] = []
+    for start in _merge_sequences([list(launches) for launches in launches_of_journals]):
+        merged += _merge_sequences([launches[start] for launches in launches_of_journals if start in launches])
+    return b"".join(line + b"\n" for line in dict.fromkeys(merged))
+
+
+def _split_launches(lines: Iterable[bytes]) -> dict[bytes, list[bytes]]:
+    """The lines of each process that has run the run, by its start; a line before the first start is by itself."""
+    launches: dict[bytes, list[bytes]] = {}
+    start: bytes | None = None
+    for line in lines:
+        if _parse_event(line)["event"] == "start":
+            start = line
+        launches.setdefault(start or line, []).append(line)
+    return launches
+
+
+def _merge_sequences(sequences: Sequence[Sequence[bytes]]) -> list[bytes]:
+    """The items of all sequences, each once and in the order of every sequence; by time where these leave it open."""
+    successors: dict[bytes, set[bytes]] = {item: set() for sequence in sequences for item in sequence}
+    for sequence in sequences:
+        for item, successor in itertools.pairwise(sequence):
+            if item != successor:
+                successors[item].add(successor)
+    predecessor_counts = dict.fromkeys(successors, 0)
+    for following in successors.values():
+        for successor in following:
+            predecessor_counts[successor] += 1
+    ready = [(_parse_time(item), item) for item, count in predecessor_counts.items() if not count]
+    heapq.heapify(ready)
+    merged: dict[bytes, None] = {}
+    while ready:
+        _, item = heapq.heappop(ready)
+        merged[item] = None
+        for successor in successors[item]:
+            predecessor_counts[successor] -= 1
+            if not predecessor_counts[successor]:
+                heapq.heappush(ready, (_parse_time(successor), successor))
+    # Journals that contradict each other, such as edited ones.
+    return [*merged, *sorted(successors.keys() - merged.keys(), key=_parse_time)]
 
 
 def list_origins(journal: bytes) -> list[str]:

@@ -70,13 +70,33 @@ def test_logs_are_archived_once_their_job_has_ended(tmp_path: Path) -> None:
 
 
 def test_journals_of_two_machines_are_merged() -> None:
-    """The merged journal contains the lines of both once, in order of time, without torn lines."""
+    """The merged journal contains the lines of both once, in order, without torn lines."""
     shared = [event_line(1), event_line(2)]
     wait = event_line(4, "step", name="wait")
     end = event_line(5, "end")
     local = b"".join([*shared, wait])
     remote = b"".join([*shared, event_line(3), end, b'{"at": 6'])
     assert merge_journals(local, [remote, b"".join(shared)]) == b"".join([*shared, event_line(3), wait, end])
+
+
+@pytest.mark.parametrize("ahead_s", [0.0, 3600.0, -3600.0])
+def test_clock_of_another_machine_does_not_change_the_order(ahead_s: float) -> None:
+    """A run that ended on another machine has ended, whatever its clock is, and a line that was not archived is older.
+
+    The machine that had lost the run fetches the journal of the one that resumed it.
+    """
+    shared = [event_line(100, "start"), event_line(101, "step", name="submit")]
+    not_archived = event_line(103, "step", name="wait")
+    resumed = [event_line(at + ahead_s, event) for at, event in ((200, "start"), (201, "step"), (202, "end"))]
+    merged = merge_journals(b"".join([*shared, not_archived]), [b"".join(shared), b"".join([*shared, *resumed])])
+    assert merged == b"".join([*shared, not_archived, *resumed])
+
+
+def test_journals_that_contradict_each_other_are_merged_by_time() -> None:
+    """Journals that were edited by hand lose no line."""
+    lines = [event_line(at) for at in (1, 2, 3)]
+    merged = merge_journals(b"".join(lines[:2]), [lines[1] + lines[0] + lines[2]])
+    assert sorted(merged.splitlines()) == sorted(line.strip() for line in lines)
 
 
 def test_journal_with_every_line_is_not_changed() -> None:
