@@ -43,7 +43,7 @@ def fetch_run(store: Store, folder: Path) -> bool:
         _write_atomically(store, folder / archived_path.removeprefix(f"{name}/"), text.encode())
     for log_path in filter(is_log, sizes):
         _fetch_log(store, folder, log_path, sizes[log_path])
-    _record_missing_logs(folder, sizes)
+    _record_missing_logs(store, folder, sizes)
     _write_atomically(store, folder / JOURNAL, merged)
     return True
 
@@ -72,7 +72,7 @@ def _fetch_log(store: Store, folder: Path, name: str, size: int) -> None:
     _guard_disk(store, write)
 
 
-def _record_missing_logs(folder: Path, sizes: dict[str, int]) -> None:
+def _record_missing_logs(store: Store, folder: Path, sizes: dict[str, int]) -> None:
     """Record the logs that the archive lacks as lost, for attempts that have ended but whose logs are still to be read.
 
     Otherwise such an attempt would look like one that printed nothing.
@@ -88,7 +88,8 @@ def _record_missing_logs(folder: Path, sizes: dict[str, int]) -> None:
             for node in missing:
                 if not (attempt / node / "log").exists():
                     lost[node] = _LOST_LOG_REASON
-            outcome_path.write_text(outcome.model_copy(update={"lost": lost}).model_dump_json(), "utf-8")
+            changed_outcome = outcome.model_copy(update={"lost": lost})
+            _write_atomically(store, outcome_path, changed_outcome.model_dump_json().encode())
 
 
 def _list_nodes(attempt: Path) -> list[str]:

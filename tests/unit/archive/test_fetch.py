@@ -1,5 +1,6 @@
 """A run's folder is fetched from the archive to this machine."""
 
+import errno
 import json
 import time
 from pathlib import Path
@@ -46,6 +47,26 @@ def test_log_that_was_not_archived_is_reported_as_lost(remote: RunFolder, folder
     outcome = folder.outcome(1)
     assert outcome is not None
     assert outcome.lost == {"node-0": "its machine was lost before the log was archived"}
+
+
+def test_full_disk_loses_no_outcome(
+    remote: RunFolder, folder: RunFolder, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the missing logs cannot be recorded, the outcome stays as it was archived, and the fetch is repeated."""
+    replace = Path.replace
+    replaced_names: list[str] = []
+
+    def replace_until_full(path: Path, target: Path) -> Path:
+        replaced_names.append(target.name)
+        if replaced_names.count("outcome.json") == 2:  # first as it was archived
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", replace_until_full)
+    monkeypatch.setattr(Path, "write_text", lambda path, text, encoding: path.write_bytes(b""))
+    with pytest.raises(ArchiveError, match="No space left on device"):
+        fetch_run(store, folder.path)
+    assert (folder.outcome(1), folder.events()) == (ENDED, [])
 
 
 def test_archived_log_is_fetched(remote: RunFolder, folder: RunFolder, store: Store) -> None:
