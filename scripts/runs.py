@@ -110,21 +110,27 @@ def _tear_down_run(folder: RunFolder) -> tuple[str, ...] | None:
 def _end_orphan_processes(client: "SyncPrefectClient") -> None:
     """End the processes of the worker's runs whose folder has been removed; print and leave those of other runs."""
     for orphan_process in find_orphan_processes(runs_folder()):
+        outcome = "left"
         if _has_worker_taken(client, orphan_process.flow_run):
-            outcome = "; ".join(end_orphan_process(orphan_process)) or "ended"
-        else:
-            outcome = "left"
+            try:
+                outcome = "; ".join(end_orphan_process(orphan_process)) or "ended"
+            except TorchyardError as error:
+                outcome = str(error)
         print(f"{orphan_process}: {outcome}")
 
 
 def print_open_runs() -> None:
     """Print the runs that may still be training. For use when no server can report which worker took them."""
-    for folder in filter(is_run_open, list_run_folders()):
-        remaining_s = folder.remaining_lease_s()
-        if remaining_s > 0:
-            print(
-                f"{folder.name} has not ended: `make up` resumes it, or it ends with its lease in {remaining_s:.0f} s"
-            )
+    for folder in list_run_folders():
+        try:
+            remaining_s = folder.remaining_lease_s()
+            if is_run_open(folder) and remaining_s > 0:
+                print(
+                    f"{folder.name} has not ended: `make up` resumes it, or it ends with its lease in "
+                    f"{remaining_s:.0f} s"
+                )
+        except TorchyardError as error:
+            print(f"{folder.name} may not have ended: {error}", file=sys.stderr)
 
 
 def _has_worker_taken(client: "SyncPrefectClient", flow_run_id: str) -> bool:

@@ -39,6 +39,17 @@ def test_open_runs_are_printed_with_their_remaining_time(capsys: pytest.CaptureF
     assert line.startswith("sample-1 has not ended: `make up` resumes it, or it ends with its lease in ")
 
 
+def test_run_that_cannot_be_read_may_be_open(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its folder is reported, and the runs after it are printed."""
+    (create_open_folder("sample-0", 600).path / "journal").unlink()
+    (runs_folder() / "sample-0" / "journal").mkdir()
+    create_open_folder("sample-1", 600)
+    print_open_runs()
+    output = capsys.readouterr()
+    assert output.out.startswith("sample-1 has not ended")
+    assert output.err.startswith("sample-0 may not have ended: ")
+
+
 def test_down_ends_only_its_workers_runs(fake_prefect: FakePrefect, capsys: pytest.CaptureFixture[str]) -> None:
     """`make down` tears down a run that its worker took, and leaves another one's with a line about it."""
     folder = create_open_folder("sample-1", 600)
