@@ -53,6 +53,7 @@ __all__ = ["AttemptPlan", "RunFolder", "list_run_folders", "list_similar_runs", 
 N = TypeVar("N", bound=BaseModel)
 _LOCK_HELD_ERRNOS = frozenset({errno.EWOULDBLOCK, errno.EACCES})  # flock's errors when another process holds the lock
 _OWNER = re.compile(r"process (\d{1,9})")  # in the lock
+_ATTEMPT = re.compile(r"attempt-(\d{1,9})")
 _LEASE_FIELDS = 3  # of its file: its seconds, the boot id and the seconds since boot
 _LEASE_BYTES = 128  # always, so that it can be renewed on a full disk
 _LOCK_TIMEOUT_S = 0.2  # how long a process that only checks the lock may hold it
@@ -210,7 +211,8 @@ class RunFolder:
             except FileNotFoundError:
                 return -1.0
             if len(fields) == _LEASE_FIELDS:
-                ages.append(measure_time_since((fields[1], float(fields[2]))))
+                with contextlib.suppress(ValueError):  # torn: the mtime is enough
+                    ages.append(measure_time_since((fields[1], float(fields[2]))))
             age_s = min((age_s for age_s in ages if age_s >= 0), default=0.0)
             return (self.lease_s() or 0.0) - age_s
 
@@ -255,8 +257,17 @@ class RunFolder:
         return self.path / f"attempt-{number}"
 
     def attempts(self) -> list[int]:
-        """The attempts that have a plan, in order."""
-        return sorted(int(path.parent.name.removeprefix("attempt-")) for path in self.path.glob("attempt-*/plan.json"))
+        """The attempts that have a plan, in order; none if the folder does not exist. FolderError if it is unreadable.
+
+        A folder of an attempt that cannot be read may have one.
+        """
+        numbers: list[int] = []
+        with self._usable(), contextlib.suppress(FileNotFoundError):
+            for name in os.listdir(self.path):
+                match = _ATTEMPT.fullmatch(name)
+                if match and _exists(self.path / name / "plan.json"):
+                    numbers.append(int(match[1]))
+        return sorted(numbers)
 
     def save_attempt_plan(self, number: int, attempt_plan: AttemptPlan) -> None:
         self._write(self.attempt(number) / "plan.json", attempt_plan)
@@ -355,13 +366,25 @@ class RunFolder:
 
 
 def list_run_folders() -> list[RunFolder]:
-    """Every run folder on this machine."""
-    return [RunFolder(path.parent) for path in sorted(runs_folder().glob("*/journal"))]
+    """Every run folder on this machine, by name; those that cannot be read are among them, and raise FolderError later.
+
+    FolderError if the folder of all runs cannot be listed.
+    """
+    runs = runs_folder()
+    try:
+        names = sorted(os.listdir(runs))
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise FolderError(str(runs), f"it cannot be listed ({error.strerror})") from error
+    return [RunFolder(runs / name) for name in names if _may_exist(runs / name / "journal")]
 
 
 def list_similar_runs(name: str, other_names: Iterable[str] = ()) -> tuple[str, ...]:
     """The runs of this machine whose names are most similar to a name; `other_names`: of runs elsewhere."""
-    names = [folder.name for folder in list_run_folders()]
+    names: list[str] = []
+    with contextlib.suppress(FolderError):  # a hint for a message about another error
+        names += [folder.name for folder in list_run_folders()]
     names += other_names
     similar_names = difflib.get_close_matches(name, dict.fromkeys(names), n=_MAX_SIMILAR_NAMES, cutoff=_MIN_SIMILARITY)
     return tuple(similar_names)
@@ -382,6 +405,23 @@ def _has_open(pid: int, path: Path) -> bool:
             if os.path.samefile(f"{descriptors}/{name}", path):
                 return True
     return False
+
+
+def _exists(path: Path) -> bool:
+    """Whether a file exists. OSError if that cannot be found out."""
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
+def _may_exist(path: Path) -> bool:
+    """Whether a file exists, or that cannot be found out."""
+    try:
+        return _exists(path)
+    except OSError:
+        return True
 
 
 def _try_lock(lock: int) -> bool:

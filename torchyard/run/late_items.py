@@ -1,5 +1,6 @@
 """What could not be delivered when a run ended: it waits in the run's folder for the next sweep."""
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -8,6 +9,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from torchyard.common.log import get_log
 from torchyard.common.private_files import write_private_text
+from torchyard.model.errors import FolderError
 from torchyard.run.folder import list_run_folders
 
 T = TypeVar("T")
@@ -36,8 +38,16 @@ class LateItems(Generic[T]):
             get_log().warning("%s of %s cannot be kept for the next sweep: %s", self._title, folder.name, error)
 
     def list_folders(self) -> list[Path]:
-        """The folders of this machine's runs that have kept items."""
-        return [folder.path for folder in list_run_folders() if (folder.path / self._name).exists()]
+        """The folders of this machine's runs that have kept items. Those that cannot be read now are left out."""
+        folders: list[Path] = []
+        try:
+            for folder in list_run_folders():
+                with contextlib.suppress(OSError):
+                    if (folder.path / self._name).exists():
+                        folders.append(folder.path)
+        except FolderError as error:
+            get_log().warning("%s of ended runs cannot be sent now: %s", self._title, error)
+        return folders
 
     def read(self, folder: Path) -> list[T] | None:
         """The items that a run has kept; none if the file is damaged, None if it cannot be read now: both are reported.

@@ -28,7 +28,7 @@ from prefect.exceptions import ObjectNotFound
 
 from torchyard.assembly import LAUNCHER_LOST_SENTENCE, sweep_run
 from torchyard.common.log import get_log
-from torchyard.model.errors import TorchyardError
+from torchyard.model.errors import FolderError, TorchyardError
 from torchyard.run.folder import RunFolder, list_run_folders
 from torchyard.run.record import RunRecord, find_last_event
 from torchyard.run.resume import (
@@ -120,7 +120,12 @@ def _list_local_runs(faults: list[str]) -> Iterator[_Candidate]:
 
     A training inside another flow is listed only while it is lost: its end is not the end of its flow run.
     """
-    for folder in list_run_folders():
+    try:
+        folders = list_run_folders()
+    except FolderError as error:
+        faults.append(str(error))
+        return
+    for folder in folders:
         try:
             candidate = _read_candidate(folder)
             if candidate.flow_run_id and (candidate.is_lost or not candidate.is_nested):
@@ -239,10 +244,13 @@ def complete_cancel(flow_run_id: str) -> None:
             run = client.read_flow_run(UUID(flow_run_id))
             if run.state is None or not run.state.is_cancelling():
                 return
-            for candidate in _list_local_runs([]):
+            faults: list[str] = []
+            for candidate in _list_local_runs(faults):
                 if candidate.flow_run_id == flow_run_id:
                     _recover_run(client, candidate)
                     return
+        if faults:  # one of them may be the folder of this run, with a job
+            raise TorchyardError("; ".join(faults))
         report_state(flow_run_id, build_final_state("cancelled", "cancelled through Prefect before it started"))
     except Exception as error:
         get_log().warning("cannot complete the cancel of flow run %s: %s", flow_run_id, error)

@@ -18,7 +18,7 @@ from torchyard.common.escaping import escape_markdown, strip_control_codes
 from torchyard.common.log import get_log
 from torchyard.machines.orphan_processes import end_orphan_process, find_orphan_processes
 from torchyard.model.errors import TorchyardError
-from torchyard.run.folder import list_run_folders, runs_folder
+from torchyard.run.folder import RunFolder, list_run_folders, runs_folder
 from torchyard.run.sweep import is_run_open
 from torchyard.sinks.late_messages import send_late_messages
 from torchyard.sinks.late_metrics import send_late_metrics
@@ -149,7 +149,7 @@ def describe_refusals(
     for (name, location), reason in reasons.items():
         if name in requested_runs - removed:
             messages.append(f"{name} in {location}: {reason}")
-    ended = {folder.name for folder in list_run_folders()}  # those that are not abandoned have ended
+    ended = {folder.name for folder in _list_folders([])}  # those that are not abandoned have ended
     missing = requested_runs - {run.run for run in abandoned_runs} - ended
     messages += [f"there is no run {name} that this user may see" for name in sorted(missing)]
     return messages
@@ -174,7 +174,7 @@ def find_local_runs(requested_runs: frozenset[str] | None, faults: list[str]) ->
 
     A folder that cannot be read adds a message to `faults`.
     """
-    for folder in list_run_folders():
+    for folder in _list_folders(faults):
         try:
             has_lease_ended = folder.remaining_lease_s() < 0
             is_due = has_lease_ended if requested_runs is None else folder.name in requested_runs
@@ -187,6 +187,15 @@ def find_local_runs(requested_runs: frozenset[str] | None, faults: list[str]) ->
                 yield AbandonedRun(folder.name, "here", reason, remove)
         except TorchyardError as error:
             faults.append(str(error))
+
+
+def _list_folders(faults: list[str]) -> list[RunFolder]:
+    """The folders of this machine's runs; none, and a message in `faults`, if they cannot be listed."""
+    try:
+        return list_run_folders()
+    except TorchyardError as error:
+        faults.append(str(error))
+        return []
 
 
 def find_orphan_process_runs(requested_runs: frozenset[str] | None) -> Iterator[AbandonedRun]:

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -16,7 +17,7 @@ from tests.conftest import Write, load, plan_of
 from torchyard.host.identity import read_boot_clock
 from torchyard.model.errors import FolderError, RunInUseError
 from torchyard.model.profile import Deadlines
-from torchyard.run.folder import AttemptPlan, RunFolder
+from torchyard.run.folder import AttemptPlan, RunFolder, list_run_folders
 
 
 def create_attempt_plan(folder: RunFolder, write: Write) -> AttemptPlan:
@@ -128,6 +129,55 @@ def test_file_that_cannot_be_read_now_is_not_a_missing_one(
     monkeypatch.setattr(Path, "read_bytes", Mock(side_effect=OSError(errno.EMFILE, "Too many open files")))
     with pytest.raises(FolderError, match="Too many open files"):
         read(folder)
+
+
+@pytest.fixture
+def stale(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Paths of which every stat fails, as on a network filesystem whose server was restarted; a test adds to them."""
+    stale: list[str] = []
+    stat = os.stat
+
+    def fail(path: Any, *args: Any, **options: Any) -> os.stat_result:
+        if str(path) in stale:
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return stat(path, *args, **options)
+
+    monkeypatch.setattr(os, "stat", fail)
+    return stale
+
+
+def test_attempt_that_cannot_be_read_is_not_a_missing_one(folder: RunFolder, stale: list[str]) -> None:
+    """A run whose attempts cannot be read has not none: it would be ended without its job."""
+    plan = folder.attempt(1) / "plan.json"
+    plan.parent.mkdir()
+    plan.touch()
+    folder.attempt(2).mkdir()  # without a plan
+    assert folder.attempts() == [1]
+    stale.append(str(plan))
+    with pytest.raises(FolderError, match="Stale file handle"):
+        folder.attempts()
+
+
+def test_folder_that_cannot_be_read_is_listed(
+    folder: RunFolder, stale: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run of which nothing can be read is listed, so that whoever lists it reports that; the others are too."""
+    other = folder.path.with_name("sample-00000000")
+    other.mkdir()
+    for path in (folder.path, other):
+        (path / "journal").touch()
+    (folder.path.parent / "history").mkdir()
+    stale.append(str(other / "journal"))
+    assert [listed.path for listed in list_run_folders()] == sorted([folder.path, other])
+    monkeypatch.setattr(os, "listdir", Mock(side_effect=OSError(errno.ESTALE, "Stale file handle")))
+    with pytest.raises(FolderError, match="it cannot be listed"):
+        list_run_folders()
+
+
+def test_damaged_time_of_a_lease_is_not_read(folder: RunFolder) -> None:
+    """The time of the file's last change is enough for a lease whose content was damaged."""
+    (folder.path / "lease").write_text("600 a-boot-id 12.\x00\x00")
+    assert 590 < folder.remaining_lease_s() <= 600
 
 
 def test_unreadable_report_has_its_own_remedy(folder: RunFolder) -> None:

@@ -2,6 +2,7 @@
 
 import errno
 import logging
+import os
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -50,6 +51,30 @@ def test_file_that_cannot_be_read_keeps_its_items(
         assert ITEMS.read(folder) is None
     assert "cannot be read now" in caplog.text
     assert ITEMS.read(folder) == [1]
+
+
+def test_run_that_cannot_be_read_does_not_hide_the_others(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The items of a run whose folder is stale are left for the next call; without a list of runs there are none."""
+    stale = folder.with_name("sample-00000000")
+    stale.mkdir()
+    for path in (folder, stale):
+        (path / "journal").touch()
+        ITEMS.keep(path, [1])
+    exists = Path.exists
+
+    def fail(path: Path) -> bool:
+        if path.parent == stale:
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return exists(path)
+
+    monkeypatch.setattr(Path, "exists", fail)
+    assert ITEMS.list_folders() == [folder]
+    monkeypatch.setattr(os, "listdir", Mock(side_effect=OSError(errno.ESTALE, "Stale file handle")))
+    with caplog.at_level(logging.WARNING):
+        assert ITEMS.list_folders() == []
+    assert "numbers of ended runs cannot be sent now" in caplog.text
 
 
 def test_full_disk_does_not_lose_what_was_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

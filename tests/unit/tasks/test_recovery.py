@@ -1,8 +1,10 @@
 """Lost runs are resumed, here with a fake Prefect; tests/local uses a real one."""
 
+import errno
 import os
 import time
 from datetime import datetime
+from unittest.mock import Mock
 from uuid import uuid4
 
 import pytest
@@ -161,6 +163,26 @@ def test_cancel_before_the_restart_ends_the_job(fake_prefect: FakePrefect, lost:
     complete_cancel(RUN_ID)
     assert lost.read_record().find_last("end")["end"] == "cancelled"
     assert fake_prefect.requested_states == ["Cancelled"]
+
+
+def test_cancel_is_not_completed_while_a_folder_cannot_be_read(
+    fake_prefect: FakePrefect, lost: RunFolder, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The folder may be that of the cancelled run, whose job would run on: the run stays Cancelling for now."""
+    fake_prefect.state = "CANCELLING"
+    (lost.path / "journal").rename(lost.path / "readable-journal")
+    (lost.path / "journal").mkdir()
+    complete_cancel(RUN_ID)
+    assert (fake_prefect.requested_states, "Is a directory" in caplog.text) == ([], True)
+
+
+def test_runs_folder_that_cannot_be_listed_is_a_fault(
+    fake_prefect: FakePrefect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A check of lost runs reports that it could not read this machine's runs, and raises nothing."""
+    monkeypatch.setattr(os, "listdir", Mock(side_effect=OSError(errno.ESTALE, "Stale file handle")))
+    (fault,) = recover_lost_runs().faults
+    assert "it cannot be listed (Stale file handle)" in fault
 
 
 def test_cancelled_run_with_an_end_has_it_reported(fake_prefect: FakePrefect, lost: RunFolder) -> None:
