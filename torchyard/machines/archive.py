@@ -9,7 +9,8 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, Self
 
 from torchyard.common.json_text import parse_json
-from torchyard.common.private_files import make_private_folder
+from torchyard.common.private_files import make_private_folder, sync_folder
+from torchyard.host.staging import sync_files
 
 END_MEMBER = "whole"  # the last member: without it a stream that breaks between two files would look complete
 _MAX_LIST_BYTES = 64 * 2**20  # of the last member's content, which lists the files
@@ -43,9 +44,9 @@ def unpack_archive(files: Path, stdin: IO[bytes], stdout: IO[bytes]) -> dict[str
     """Unpack the tar that a command prints on `stdout` under `files`, completely or not at all.
 
     Returns what the last member lists: the files on the host that are copied now, of which the host may remove those
-    that have not changed since. Nothing in the tar is written outside of `files`: members that lead outside are
-    skipped. Files that exist are replaced. Raises OSError if the tar is incomplete or too large for this machine;
-    `files` is unchanged then.
+    that have not changed since: they are on this machine's disk, also after a power cut. Nothing in the tar is written
+    outside of `files`: members that lead outside are skipped. Files that exist are replaced. Raises OSError if the tar
+    is incomplete, or too large for this machine, or cannot be synced; `files` is unchanged then.
     """
     stdin.close()
     temp_folder = files.with_name(f"{files.name}.part")
@@ -53,6 +54,7 @@ def unpack_archive(files: Path, stdin: IO[bytes], stdout: IO[bytes]) -> dict[str
     try:
         make_private_folder(temp_folder)
         copied = _extract_members(stdout, temp_folder)
+        sync_files(str(temp_folder))
         if any(temp_folder.iterdir()):
             _merge_folder(temp_folder, files)
     finally:
@@ -203,3 +205,4 @@ def _merge_folder(source: Path, destination: Path) -> None:
         if target.is_dir() and not target.is_symlink():
             shutil.rmtree(target)
         os.replace(entry.path, target)
+    sync_folder(destination)

@@ -1,5 +1,7 @@
 """Stages in the supervisor and the program on hosts behind ssh, and stages out what the job leaves there."""
 
+import contextlib
+import fnmatch
 import glob
 import io
 import json
@@ -10,16 +12,17 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, NoReturn
 
 from torchyard.code.archive import read_archive
+from torchyard.host.staging import is_missing, list_files
 from torchyard.machines import processes
 from torchyard.machines.archive import END_MEMBER, unpack_archive
 from torchyard.machines.host_command import SCRIPTS_FOLDER, script_command
 from torchyard.machines.job_watch import ProcessWatch
 from torchyard.machines.ownership import check_response, identify_owner
 from torchyard.machines.processes import Command
-from torchyard.model.errors import HostError, RunInUseError
+from torchyard.model.errors import FolderError, HostError, RunInUseError
 from torchyard.model.plan import CommandPlan, Process, Site
 
 CopiedFiles = dict[str, Any]  # size and mtime of each file on a host that is copied, by its name
@@ -42,8 +45,8 @@ class SentFile(NamedTuple):
 def stage_in(sites: Sequence[Site]) -> None:
     """Create the run's folder on each host that lacks it.
 
-    Raises HostError if a host refuses or the program cannot be copied, and RunInUseError if another living launcher
-    owns the run.
+    Raises HostError if a host refuses or the program cannot be copied, RunInUseError if another living launcher owns
+    the run, and FolderError if the checkpoints of the previous attempt cannot be read.
     """
     checkpoints: dict[tuple[str, ...], list[SentFile]] = {}
     for site in sites:  # most sites share their previous folders, which are searched once
@@ -121,10 +124,18 @@ def _list_site_files(site: Site) -> Iterator[SentFile]:
 
 
 def walk_files(source: Path) -> Iterator[SentFile]:
-    """A file, or every file of a folder except what is not part of a program, with its name relative to the folder."""
+    """A file, or every file of a folder except what is not part of a program, with its name relative to the folder.
+
+    OSError if a folder cannot be listed.
+    """
+
+    def fail(error: OSError) -> NoReturn:
+        raise error
+
     if source.is_file():
         yield SentFile(source, source.name)
-    for directory, folders, files in os.walk(source):
+        return
+    for directory, folders, files in os.walk(source, onerror=fail):
         folders[:] = [name for name in folders if name not in _SKIPPED_NAMES]
         for name in files:
             path = Path(directory, name)
@@ -167,24 +178,44 @@ def _strip_owner(member: tarfile.TarInfo) -> tarfile.TarInfo:
 def list_checkpoints(previous_folders: Iterable[str]) -> list[SentFile]:
     """The checkpoints that the previous attempt left on any host, the newest last: rank 0 may be elsewhere now.
 
-    Links that lead out of what a host has sent are skipped: they would give it a file of this machine.
+    Links that lead out of what a host has sent are skipped: they would give it a file of this machine. FolderError if
+    one cannot be read: without it the next attempt would start from an older one, or from the beginning.
     """
     checkpoints: list[SentFile] = []
-    for folder in map(Path, _expand_patterns(previous_folders)):
-        root = folder / "checkpoints"
-        for path in root.rglob("*"):
-            if path.is_file() and path.resolve().is_relative_to(folder.resolve()):
-                checkpoints.append(SentFile(path, f"checkpoints/{path.relative_to(root)}"))
-    return sorted(checkpoints, key=lambda checkpoint: checkpoint.path.stat().st_mtime)
+    folder = ""
+    try:
+        for folder in _expand_patterns(previous_folders):
+            real_folder = Path(folder).resolve()
+            for name, _ in list_files(folder, "checkpoints"):
+                path = Path(folder, name)
+                if path.is_file() and path.resolve().is_relative_to(real_folder):
+                    checkpoints.append(SentFile(path, name))
+        return sorted(checkpoints, key=lambda checkpoint: checkpoint.path.stat().st_mtime)
+    except OSError as error:
+        path_text = str(error.filename or folder)
+        reason = f"the checkpoints of the previous attempt cannot be read ({error.strerror})"
+        raise FolderError(path_text, reason, "check its filesystem") from error
 
 
 def _expand_patterns(previous_folders: Iterable[str]) -> Iterator[str]:
-    """The folders that paths and patterns stand for: patterns keep a plan for thousands of hosts small."""
+    """The folders that paths and patterns stand for: patterns keep a plan for thousands of hosts small. OSError."""
     for pattern in previous_folders:
-        if os.path.isdir(pattern):
-            yield pattern
+        if is_missing(pattern):
+            yield from sorted(_list_matches(pattern))
         else:
-            yield from sorted(glob.glob(pattern))
+            yield pattern
+
+
+def _list_matches(pattern: str) -> list[str]:
+    """The paths that match a pattern, as those of `glob.glob`, which leaves out what it cannot read. OSError."""
+    if not glob.has_magic(pattern):
+        return [] if is_missing(pattern) else [pattern]
+    parent_pattern, name_pattern = os.path.split(pattern)
+    matches: list[str] = []
+    for parent in _list_matches(parent_pattern):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            matches += [os.path.join(parent, name) for name in fnmatch.filter(os.listdir(parent), name_pattern)]
+    return matches
 
 
 def stage_out_and_remove(plan: CommandPlan, hosts: Collection[str]) -> list[str]:
@@ -199,13 +230,28 @@ def stage_out_and_remove(plan: CommandPlan, hosts: Collection[str]) -> list[str]
         staging_out = pool.submit(_stage_out, sites)
         watch.drain_logs(idle_timeout_s=_LOG_IDLE_TIMEOUT_S)
         losses = watch.lost_logs()
-        missing_by_host = {
-            process.host: f"log of {process.name}: {losses[process.name]}"
-            for process in host_processes
-            if process.name in losses
-        }
+        missing_by_host: dict[str, str] = {}
+        for process in host_processes:
+            loss = losses.get(process.name) or _sync_log(process)
+            if loss:
+                missing_by_host[process.host] = f"log of {process.name}: {loss}"
         copied_by_host = staging_out.result()
     return _remove_complete(sites, copied_by_host, missing_by_host)
+
+
+def _sync_log(process: Process) -> str:
+    """Sync the copy of a log to this machine's disk, because the original is about to be removed; why that failed.
+
+    Empty if it did not fail, or if there is no log.
+    """
+    try:
+        with open(process.log, "rb") as log:
+            os.fsync(log.fileno())
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        return f"its copy is not on this machine's disk: {error}"
+    return ""
 
 
 def remove_incomplete_folders(plan: CommandPlan, hosts: Collection[str]) -> list[str]:

@@ -1,10 +1,12 @@
 """Tars from a host: incomplete ones, and those that lead outside the folder."""
 
+import errno
 import io
 import os
 import stat
 import tarfile
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -192,6 +194,18 @@ def build_list(content: bytes) -> io.BytesIO:
         member.size = len(content)
         archive.addfile(member, io.BytesIO(content))
     return io.BytesIO(buffer.getvalue())
+
+
+def test_files_are_on_disk_before_the_host_may_remove_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each file and the folder with its name are synced, and a disk that fails then leaves the originals."""
+    synced: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")))
+    unpack_archive(tmp_path / "files", io.BytesIO(), build_tar(build_member("a/5.pt")))
+    assert {str(tmp_path / name) for name in ("files.part/a/5.pt", "files/a", "files")} <= set(synced)
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(errno.EIO, "Input/output error")))
+    with pytest.raises(OSError, match="Input/output error"):
+        unpack_archive(tmp_path / "files", io.BytesIO(), build_tar(build_member("a/6.pt")))
+    assert os.listdir(tmp_path / "files" / "a") == ["5.pt"]
 
 
 def test_list_of_the_copied_files_is_returned(tmp_path: Path) -> None:

@@ -1,10 +1,18 @@
 """What is staged in on a host: the program's files, the checkpoints of the previous attempt, and the scripts."""
 
+import errno
 import os
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock, Mock
+
+import pytest
 
 from tests.conftest import Write, command_plan_of, load
+from torchyard.machines import staging
 from torchyard.machines.host_command import SCRIPTS_FOLDER
 from torchyard.machines.staging import (
     list_checkpoints,
@@ -12,6 +20,7 @@ from torchyard.machines.staging import (
     stage_in,
     walk_files,
 )
+from torchyard.model.errors import FolderError
 from torchyard.model.plan import Site
 
 
@@ -30,6 +39,54 @@ def test_checkpoints_are_found_in_listed_folders(tmp_path: Path) -> None:
     (tmp_path / "[1]" / "checkpoints").mkdir(parents=True)
     (tmp_path / "[1]" / "checkpoints" / "0.pt").touch()
     assert [name for _, name in list_checkpoints([f"{tmp_path}/[1]", f"{tmp_path}/gone"])] == ["checkpoints/0.pt"]
+
+
+@pytest.mark.parametrize("unreadable", ["attempt-1", "attempt-1/node-0/files", "attempt-1/node-0/files/checkpoints"])
+def test_checkpoints_that_cannot_be_read_are_not_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unreadable: str
+) -> None:
+    """An attempt must not start from the beginning because a folder is stale for a moment."""
+    checkpoints = tmp_path / "attempt-1" / "node-0" / "files" / "checkpoints"
+    checkpoints.mkdir(parents=True)
+    (checkpoints / "5.pt").touch()
+    stale_path = str(tmp_path / unreadable)
+    for name in ("listdir", "scandir", "lstat"):
+        monkeypatch.setattr(os, name, partial(fail_at, stale_path, getattr(os, name)))
+    with pytest.raises(FolderError, match=r"checkpoints of the previous attempt cannot be read \(Stale file handle\)"):
+        list_checkpoints([f"{tmp_path}/attempt-1/node-*/files"])
+
+
+def fail_at(stale_path: str, call: Callable[..., Any], path: Any, *args: Any, **options: Any) -> Any:
+    """A call of `os` that fails below one path, as on a network filesystem whose server was restarted."""
+    if f"{path}/".startswith(f"{stale_path}/"):
+        raise OSError(errno.ESTALE, "Stale file handle", stale_path)
+    return call(path, *args, **options)
+
+
+def test_program_that_cannot_be_read_is_not_sent_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder of the program that cannot be listed is an error here, and not a missing module on the hosts."""
+    (tmp_path / "models").mkdir()
+    monkeypatch.setattr(os, "scandir", partial(fail_at, str(tmp_path / "models"), os.scandir))
+    with pytest.raises(OSError, match="Stale file handle"):
+        list(walk_files(tmp_path))
+
+
+def test_log_whose_copy_is_not_on_disk_keeps_its_original(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The host's folder is a leftover, and stays, if the copy of a log cannot be synced."""
+    profile = load(write(nodes=2, options={"hosts": ["a", "b"]}))
+    plan = command_plan_of(profile, tmp_path)
+    process = plan.processes[0]
+    Path(process.log).parent.mkdir(parents=True)
+    Path(process.log).write_text("a line\n")
+    watch = MagicMock()
+    watch.return_value.__enter__.return_value.lost_logs.return_value = {}
+    monkeypatch.setattr(staging, "ProcessWatch", watch)
+    monkeypatch.setattr(staging, "_stage_out", lambda sites: {site.host: {} for site in sites})
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(errno.EIO, "Input/output error")))
+    (leftover,) = staging.stage_out_and_remove(plan, [process.host])
+    assert "its copy is not on this machine's disk" in leftover
 
 
 def test_link_to_a_local_file_is_not_sent(tmp_path: Path) -> None:
