@@ -35,7 +35,8 @@ folder=$1
 size=$2
 part=$folder/.part-$3
 done=$4
-if [ ! -f "$folder/{ARCHIVE_KEY}" ]; then
+# A power cut of the volume's server may have left an archive that is empty or cut off.
+if [ ! -f "$folder/{ARCHIVE_KEY}" ] || [ "$(wc -c <"$folder/{ARCHIVE_KEY}" || echo 0)" -ne "$size" ]; then
 mkdir -p "$folder"
 trap 'rm -f "$part"' EXIT
 head -c "$size" >"$part"

@@ -113,6 +113,17 @@ def test_archive_is_received_once(planned: Planned, code: dict[str, str], tmp_pa
 
 
 @pytest.mark.parametrize("shell", SHELLS, ids="-".join)
+def test_archive_that_was_cut_off_is_received_again(tmp_path: Path, shell: list[str]) -> None:
+    """An empty file of the archive's name, as a power cut leaves it, does not break each later run of this code."""
+    archive = tmp_path / CLAIM.folder / "code.tar.gz"
+    archive.parent.mkdir(parents=True)
+    archive.touch()
+    command = localize(build_receive_command(CLAIM, 5, "pod"), shell, tmp_path)
+    subprocess.run(command, input=b"first", check=True)
+    assert archive.read_bytes() == b"first"
+
+
+@pytest.mark.parametrize("shell", SHELLS, ids="-".join)
 def test_incomplete_archive_is_not_stored(tmp_path: Path, shell: list[str]) -> None:
     """If the input ends early, nothing remains, and the command fails with what it has received."""
     command = localize(build_receive_command(CLAIM, 9, "pod"), shell, tmp_path)
