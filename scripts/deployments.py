@@ -243,11 +243,16 @@ def delete_deployments() -> list[str]:
 def _check_no_open_runs(client: "SyncPrefectClient", pool_filter: "WorkPoolFilter") -> None:
     """Raise YardError if a run of the work pool was started and has not ended: nothing would recover it any more."""
     from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState, FlowRunFilterStateType
-    from prefect.client.schemas.objects import StateType
+    from prefect.client.schemas.objects import FlowRun, StateType
 
-    open_types = [StateType.RUNNING, StateType.PENDING, StateType.CANCELLING, StateType.PAUSED]
+    open_types = [StateType.RUNNING, StateType.PENDING, StateType.CANCELLING, StateType.PAUSED, StateType.SCHEDULED]
     state_filter = FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=open_types)))
-    runs = client.read_flow_runs(flow_run_filter=state_filter, work_pool_filter=pool_filter)
+    runs: list[FlowRun] = []
+    offset = 0
+    while page := client.read_flow_runs(flow_run_filter=state_filter, work_pool_filter=pool_filter, offset=offset):
+        # One that is scheduled and has been started before has lost its process, and its job may run.
+        runs += [run for run in page if run.run_count or not (run.state and run.state.is_scheduled())]
+        offset += len(page)
     if runs:
         raise YardError(
             f"runs that have not ended: {len(runs)}, such as {runs[0].name}: cancel them, or wait, and try again"

@@ -24,6 +24,7 @@ from tests.processes.prefect_servers import prefect_server, use_prefect_server
 from tests.support.waiting import wait_until
 from torchyard.common.pool import DEFAULT_POOL
 from torchyard.common.project_root import ROOT
+from torchyard.run.resume import LOST_MESSAGE
 
 DEPLOYMENTS: list[dict[str, Any]] = yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]
 
@@ -196,9 +197,12 @@ def test_installation_is_removed(
     command = [sys.executable, "-m", "scripts.automations"]
     subprocess.run(command, env=os.environ | server, cwd=ROOT, check=True)
     run = client.create_flow_run_from_deployment(read_deployment(client, "train/digits-local@team-c").id)
-    client.set_flow_run_state(run.id, State(type=StateType.RUNNING), force=True)
-    with pytest.raises(YardError, match="runs that have not ended: 1, such as"):
-        delete_deployments()
+    running_state = State[Any](type=StateType.RUNNING)
+    lost_state = State[Any](type=StateType.SCHEDULED, message=LOST_MESSAGE)
+    for state in (running_state, lost_state):
+        client.set_flow_run_state(run.id, state, force=True)
+        with pytest.raises(YardError, match="runs that have not ended: 1, such as"):
+            delete_deployments()
 
     client.set_flow_run_state(run.id, State(type=StateType.COMPLETED), force=True)
     other_count = len([deployment for deployment in client.read_deployments() if "@" not in deployment.name])
