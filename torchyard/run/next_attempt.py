@@ -84,16 +84,29 @@ def _join_values(settings: Mapping[str, Any], key: str, new_values: tuple[str, .
 # --- its checkpoint
 
 
-def find_resume_point(folder: RunFolder, profile: Profile) -> ResumePoint | None:
+def find_resume_point(folder: RunFolder, profile: Profile, attempts: Iterable[Attempt] = ()) -> ResumePoint | None:
     """The checkpoint from which the run's next attempt continues; None to start from the beginning.
 
     It is the last complete one of the run's earlier attempts; before there is one, what the profile's `resume` names.
-    ProfileError if that is a run without a complete checkpoint. FolderError if a folder cannot be read.
+    `attempts`: earlier ones that are known, whose checkpoints a full disk may have kept out of the folder.
+    ProfileError if `resume` names a run without a complete checkpoint. FolderError if a folder cannot be read.
     """
-    checkpoint = select_resume_checkpoint(folder.checkpoints())
+    checkpoint = select_resume_checkpoint(_list_checkpoints(folder, attempts))
     if checkpoint:
         return _build_resume_point(folder, checkpoint)
     return _find_first_resume_point(profile)
+
+
+def _list_checkpoints(folder: RunFolder, attempts: Iterable[Attempt]) -> list[Checkpoint]:
+    """The checkpoints of earlier attempts, each as it was reported last. FolderError."""
+    by_path = {checkpoint.path: checkpoint for checkpoint in folder.checkpoints()}
+    for attempt in attempts:
+        for checkpoint in attempt.collected.checkpoints:
+            saved = by_path.get(checkpoint.path)
+            if saved is None or saved.attempt < attempt.number:
+                by_path.pop(checkpoint.path, None)
+                by_path[checkpoint.path] = checkpoint.model_copy(update={"attempt": attempt.number})
+    return list(by_path.values())
 
 
 def check_resume(profile: Profile) -> None:

@@ -177,7 +177,7 @@ class Runner:
         self.control.check_cancelled()
         attempt_plan = self.folder.attempt_plan(number)
         if attempt_plan is None:
-            resume = find_resume_point(self.folder, self.profile)
+            resume = find_resume_point(self.folder, self.profile, self.attempts)
             if resume:
                 get_log().info("attempt %d continues from %s", number, resume.path)
             run = Run(id=self.run_id, attempt=number, folder=str(self.folder.path), resume=resume)

@@ -8,9 +8,10 @@ from tests.builders.reports import attempt
 from tests.unit.diagnosis.test_checkpoints import build_checkpoint
 from torchyard.launchers import registry
 from torchyard.loading.profile import load_profile
+from torchyard.model.checkpoint import Checkpoint
 from torchyard.model.errors import ProfileError
 from torchyard.model.plan import ManifestPlan
-from torchyard.model.run import Run
+from torchyard.model.run import Attempt, Run
 from torchyard.run.folder import RunFolder
 from torchyard.run.next_attempt import (
     avoid_failed_machines,
@@ -115,6 +116,25 @@ def test_later_attempt_may_tear_a_checkpoint(runs: Path) -> None:
     point = find_resume_point(own, load_profile("digits-local"))
     assert point is not None
     assert point.path == "/c/first"
+
+
+def test_checkpoints_that_could_not_be_saved_are_known(runs: Path) -> None:
+    """An attempt whose checkpoints did not fit on a full disk is continued; its reports are newer than saved ones."""
+    own = create_run(runs, "new-1")
+    own.save_checkpoints(1, [build_checkpoint("/c/last"), build_checkpoint("/c/first", saved_at=0.5)])
+    torn = build_checkpoint("/c/last", "torn", saved_at=3.0)
+    later = build_checkpoint("/c/later", saved_at=2.0)
+    first = _add_checkpoints(attempt(1, "node-lost"), build_checkpoint("/c/last", "gone"))
+    profile = load_profile("digits-local")
+    point = find_resume_point(own, profile, [first, _add_checkpoints(attempt(2, "node-lost"), torn, later)])
+    assert point is not None
+    assert point.path == "/c/later"
+    assert find_resume_point(own, profile, [first]) == find_resume_point(own, profile)
+
+
+def _add_checkpoints(ended: Attempt, *checkpoints: Checkpoint) -> Attempt:
+    collected = ended.collected.model_copy(update={"checkpoints": checkpoints})
+    return ended.model_copy(update={"collected": collected})
 
 
 def test_run_continues_from_an_earlier_run(runs: Path) -> None:

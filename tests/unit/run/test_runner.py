@@ -17,6 +17,7 @@ from tests.conftest import RUN_ID, Planned, Write, load
 from tests.doubles.fake_api import FakeApi
 from tests.processes.lone_processes import build_lone_plan, build_lone_profile
 from tests.support.waiting import wait_until
+from tests.unit.diagnosis.test_checkpoints import build_checkpoint
 from torchyard.agents.torchrun import first_port
 from torchyard.assembly import create_runner
 from torchyard.backends import owner_of
@@ -387,6 +388,16 @@ def test_resumed_run_keeps_its_budget(write: Write) -> None:
     runner = create_runner(profile, RUN_ID, LocalControl(2), fail_with(None))
     runner.run()
     assert [ended.number for ended in runner.attempts] == [2, 3]
+
+
+def test_next_attempt_continues_although_the_disk_was_full(write: Write) -> None:
+    """Checkpoints of the last attempt that are not in the run's folder are those that this process has read."""
+    runner = create_runner(build_lone_profile(write), RUN_ID, LocalControl())
+    runner.folder.path.mkdir(parents=True)
+    ended = attempt(1, "node-lost")
+    collected = ended.collected.model_copy(update={"checkpoints": (build_checkpoint("/c/step-5"),)})
+    runner.attempts = [ended.model_copy(update={"collected": collected})]
+    assert "/c/step-5" in runner.preflight(2).plan.model_dump_json()
 
 
 def test_error_of_a_resumed_run_leaves_its_job(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
