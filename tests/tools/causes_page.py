@@ -11,7 +11,7 @@ from torchyard.model.causes.cause import Cause, LogRule, PodRule
 from torchyard.model.causes.events import EVENT_RULES
 from torchyard.model.causes.launcher import LauncherCause
 from torchyard.model.causes.memory import HOST_MEMORY_NOT_PINNED
-from torchyard.model.causes.pods import POD_RULES
+from torchyard.model.causes.pods import MESSAGE_RULES, POD_RULES
 from torchyard.model.causes.program import (
     PROGRAM_ERROR,
     PROGRAM_EXIT,
@@ -58,6 +58,10 @@ PODS_HEADER = """
 `after` is the time that a pod must be in this state before the job is ended.
 [Why a job makes no progress](kubernetes.md#why-a-job-makes-no-progress) lists the reasons that prevent a start, and the
 time limits.
+"""
+MESSAGES_HEADER = """
+The message of some reasons shows more. The first pattern that is found in it decides:
+
 """
 EVENTS_HEADER = """
 ## From events
@@ -117,6 +121,12 @@ def render() -> str:
     for rule, entries in groupby(sorted(POD_RULES.items(), key=lambda item: item[1].cause), lambda item: item[1]):
         reasons = ", ".join(format_code(reason) for reason, _ in entries)
         pods.append((format_code(rule.cause), rule.description, reasons, describe_retry(rule)))
+    messages = []
+    for message_rules, entries in groupby(MESSAGE_RULES.items(), lambda item: item[1]):
+        reasons = ", ".join(format_code(reason) for reason, _ in entries)
+        for pattern, rule in message_rules:
+            found = f"{reasons} with {format_code(pattern)}"
+            messages.append((format_code(rule.cause), rule.description, found, describe_retry(rule)))
     events = []
     for event_rule in EVENT_RULES:
         pod_rule = event_rule.pod_rule
@@ -132,6 +142,8 @@ def render() -> str:
             render_table(("cause", "sentence", "a line that shows it", "another attempt"), logs),
             PODS_HEADER,
             render_table(("cause", "sentence", "reason", "another attempt"), pods),
+            MESSAGES_HEADER,
+            render_table(("cause", "sentence", "reason and message", "another attempt"), messages),
             EVENTS_HEADER,
             render_table(("cause", "sentence", "event", "another attempt"), events),
         )
@@ -143,7 +155,8 @@ def list_sources(cause: Cause) -> str:
     sources = []
     if any(rule.cause is cause for rule in (*LOG_RULES, PROGRAM_ERROR, RANKS_ENDED_EARLY, UNKNOWN_CAUSE)):
         sources.append("logs")
-    if any(rule.cause is cause for rule in POD_RULES.values()):
+    message_rules = [rule for rules in MESSAGE_RULES.values() for _, rule in rules]
+    if any(rule.cause is cause for rule in (*POD_RULES.values(), *message_rules)):
         sources.append("pods")
     if any(rule.pod_rule.cause is cause for rule in EVENT_RULES):
         sources.append("events")

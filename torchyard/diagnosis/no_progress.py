@@ -30,7 +30,7 @@ from torchyard.diagnosis.pod_facts import (
     to_number,
     to_text,
 )
-from torchyard.diagnosis.pod_reasons import find_pod_failure, quote_reason
+from torchyard.diagnosis.pod_reasons import find_companion_failure, find_pod_failure, quote_reason
 from torchyard.diagnosis.queues.kueue import find_workload, read_suspended_job
 from torchyard.diagnosis.queues.podgroup import read_pod_group
 from torchyard.diagnosis.queues.queue import Queue, describe_queue
@@ -140,7 +140,7 @@ def explain_waiting_processes(
 
 def _explain_by_pod(context: _Context) -> Diagnosis | None:
     """The cause in a pod's own status, however recent; None if no pod reports one."""
-    failure = find_pod_failure(context.pods, math.inf)
+    failure = find_pod_failure(context.pods, math.inf) or find_companion_failure(context.pods)
     return _diagnose(failure) if failure else None
 
 

@@ -28,11 +28,15 @@ _NON_MAPPING_TYPES = (type(None), str, list, int, bool, float)  # of JSON
 
 
 class PodReason(NamedTuple):
-    """One reason in a pod's status, its message, and since when it applies (0 if that is unknown)."""
+    """One reason in a pod's status, its message, and since when it applies (0 if that is unknown).
+
+    is_disruption: whether it is the reason for which the cluster asked the pod to end.
+    """
 
     reason: str
     message: str
     started_at: float
+    is_disruption: bool = False
 
 
 # --- any object
@@ -181,12 +185,12 @@ def runs_agent(container: Mapping[str, Any]) -> bool:
     return bool(_AGENT_PATTERN.search(get_command_text(container)))
 
 
-def _get_container_state(pod: Mapping[str, Any]) -> Mapping[str, Any]:
+def get_container_state(pod: Mapping[str, Any]) -> Mapping[str, Any]:
     """The state of the main container: waiting, running or terminated; empty if there is none yet."""
-    return get_mapping(_get_container_status(pod), "state")
+    return get_mapping(get_container_status(pod), "state")
 
 
-def _get_container_status(pod: Mapping[str, Any]) -> Mapping[str, Any]:
+def get_container_status(pod: Mapping[str, Any]) -> Mapping[str, Any]:
     """The status of the main container; empty if there is none yet.
 
     It is found by its name: a kubelet sorts the statuses by name, so the first of them may be a sidecar's.
@@ -209,7 +213,7 @@ def get_pod_exit_code(pod: Mapping[str, Any]) -> int | None:
 
     A pod that failed without an exit code (evicted), or despite a 0 (at its deadline), has 1.
     """
-    terminated = _get_container_state(pod).get("terminated")
+    terminated = get_container_state(pod).get("terminated")
     failed_code = 1 if get_pod_phase(pod) == "Failed" else None
     if not terminated:
         return failed_code
@@ -231,7 +235,7 @@ def find_own_failure(pod: Mapping[str, Any]) -> PodFailure | None:
     """
     deletion_time = get_deletion_time(pod) if is_being_deleted(pod) else math.inf
     for state_name in ("lastState", "state"):
-        terminated = get_mapping(_get_container_status(pod), state_name, "terminated")
+        terminated = get_mapping(get_container_status(pod), state_name, "terminated")
         exit_code = to_number(terminated.get("exitCode"))
         finished_at = parse_timestamp(terminated.get("finishedAt")) or math.inf
         is_own = deletion_time == math.inf or (finished_at <= deletion_time and exit_code not in _KILL_EXIT_CODES)
@@ -252,23 +256,30 @@ def find_object(states: Mapping[str, Mapping[str, Any]], kind: str) -> Mapping[s
 
 def count_restarts(pod: Mapping[str, Any]) -> int:
     """How often the kubelet has restarted a pod's main container."""
-    return to_number(_get_container_status(pod).get("restartCount"))
+    return to_number(get_container_status(pod).get("restartCount"))
 
 
 def is_container_down(pod: Mapping[str, Any]) -> bool:
     """Whether a pod counts as running although its main container has ended, or waits for a restart."""
-    state = _get_container_state(pod)
+    state = get_container_state(pod)
     return get_pod_phase(pod) == "Running" and bool(state) and "running" not in state
+
+
+def runs_only_companions(pod: Mapping[str, Any]) -> bool:
+    """Whether the main container has ended with 0, and only others run on, such as a sidecar."""
+    if get_pod_phase(pod) != "Running" or get_pod_exit_code(pod) != 0:
+        return False
+    return any("running" in get_mapping(status, "state") for status in get_mappings(pod, "status", "containerStatuses"))
 
 
 def get_container_end(pod: Mapping[str, Any]) -> float:
     """When the main container ended; infinity if it has not."""
-    return parse_timestamp(get_mapping(_get_container_state(pod), "terminated").get("finishedAt")) or math.inf
+    return parse_timestamp(get_mapping(get_container_state(pod), "terminated").get("finishedAt")) or math.inf
 
 
 def get_container_start(pod: Mapping[str, Any]) -> float:
     """When the main container started; 0 if it has not."""
-    state = _get_container_state(pod)
+    state = get_container_state(pod)
     running_since = parse_timestamp(get_mapping(state, "running").get("startedAt"))
     terminated_since = parse_timestamp(get_mapping(state, "terminated").get("startedAt"))
     return max(running_since, terminated_since)

@@ -1,6 +1,7 @@
 """Why a pod does not run, or no longer runs: causes that only the controllers report and no log shows."""
 
 import functools
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -10,6 +11,8 @@ from torchyard.diagnosis.pod_facts import (
     PodReason,
     Pods,
     build_reason,
+    get_container_state,
+    get_container_status,
     get_mapping,
     get_mappings,
     get_node_name,
@@ -21,9 +24,18 @@ from torchyard.diagnosis.pod_facts import (
 )
 from torchyard.model.causes.cause import PodRule
 from torchyard.model.causes.platform import PlatformCause
-from torchyard.model.causes.pods import IMAGE_PULL_FAILED, INIT_ERROR, OUT_OF_RESOURCE, POD_RULES, PULL_RULES
+from torchyard.model.causes.pods import (
+    CONTAINER_WAITING,
+    DISRUPTION,
+    INIT_ERROR,
+    MESSAGE_RULES,
+    OUT_OF_RESOURCE,
+    POD_REJECTED,
+    POD_RULES,
+)
 from torchyard.model.run import Failure
 
+_NORMAL_WAITING_REASONS = ("", "ContainerCreating", "PodInitializing")
 _CRASH_LOOP_RESTARTS = 3  # restarts of a container, from which on they count as a loop
 MAX_MESSAGE_CHARS = 300  # of a controller's message
 _NODE_CAUSES = (PlatformCause.NODE_LOST, PlatformCause.EVICTED)  # whose sentence names the machine
@@ -34,83 +46,176 @@ def _get_rule(reason: str) -> PodRule | None:
     return POD_RULES.get(OUT_OF_RESOURCE if reason.startswith(OUT_OF_RESOURCE[:-1]) else reason)
 
 
-def _determine_rule(reason: PodReason) -> PodRule:
-    """The rule of a reason in `POD_RULES`; that of an image which cannot be pulled is in the message."""
-    rule = _get_rule(reason.reason)
-    if rule is None or rule is IMAGE_PULL_FAILED:
-        return _determine_pull_rule(reason.message)
-    return rule
-
-
 @functools.lru_cache(maxsize=4096)
-def _determine_pull_rule(message: str) -> PodRule:
-    """Why an image could not be pulled. Cached: a thousand pods of one image mostly report the same."""
-    for pattern, rule in PULL_RULES:
+def _determine_rule(reason: str, message: str) -> PodRule | None:
+    """The rule of a reason, or of its message if that shows more; None if `POD_RULES` has none.
+
+    Cached: a thousand pods of one image mostly report the same.
+    """
+    for pattern, rule in MESSAGE_RULES.get(reason, ()):
         if re.search(pattern, message):
             return rule
-    return IMAGE_PULL_FAILED
+    return _get_rule(reason)
 
 
 def get_pod_reasons(pod: Mapping[str, Any]) -> list[PodReason]:
-    """Every reason in a pod's status that is in `POD_RULES`, containers last; quick for pods that have none."""
+    """Every reason in a pod's status that has a rule in `POD_RULES`, containers last; quick for pods that have none.
+
+    A container beside the main one counts only if it decides about the pod: a sidecar that is killed, restarted or
+    cannot start does not end a pod whose main container runs.
+    """
     status = get_mapping(pod, "status")
-    conditions = get_mappings(status, "conditions")
-    reasons: list[PodReason] = []
+    container_reasons = []
+    for container_reason in _iter_container_reasons(pod, status):
+        if container_reason.is_main or _are_companions_decisive(pod):
+            container_reasons.append(container_reason)
+    return [*_iter_pod_reasons(pod, status), *_date_reasons(pod, container_reasons)]
+
+
+def get_companion_reasons(pod: Mapping[str, Any]) -> list[PodReason]:
+    """The reasons of the containers beside the main one, also if they do not decide about the pod."""
+    all_reasons = _iter_container_reasons(pod, get_mapping(pod, "status"))
+    return _date_reasons(pod, [reason for reason in all_reasons if not reason.is_main])
+
+
+def _iter_pod_reasons(pod: Mapping[str, Any], status: Mapping[str, Any]) -> Iterator[PodReason]:
+    """The reasons of the pod itself: why its node refused or ended it, and why it is being ended."""
     if status.get("reason"):
-        reasons.append(build_reason(status, 0.0))
-    for condition in conditions:
+        reason = build_reason(status, 0.0)
+        if _get_rule(reason.reason):
+            yield reason
+        elif get_pod_phase(pod) == "Failed" and not _has_started(status):
+            yield _rename_reason(POD_REJECTED, reason)
+    for condition in get_mappings(status, "conditions"):
         if _is_disruption(condition):
-            reasons.append(build_reason(condition, _get_transition_time(condition)))
-    container_states = [
-        state for state in _iter_container_reasons(pod, status) if _get_rule(to_text(state.get("reason")))
-    ]
-    if container_states:
-        # A container's state has no time of its own, so its reason counts from the pod's last change.
-        last_change_at = max((_get_transition_time(condition) for condition in conditions), default=0.0)
-        reasons += [build_reason(state, last_change_at) for state in container_states]
-    return [reason for reason in reasons if _get_rule(reason.reason)]
+            reason = build_reason(condition, _get_transition_time(condition))._replace(is_disruption=True)
+            yield reason if _get_rule(reason.reason) else _rename_reason(DISRUPTION, reason)
+
+
+def _rename_reason(own_reason: str, reason: PodReason) -> PodReason:
+    """One of torchyard's own reasons, with the reason of Kubernetes in its message."""
+    return reason._replace(reason=own_reason, message=quote_reason(reason.reason, reason.message))
+
+
+def _has_started(status: Mapping[str, Any]) -> bool:
+    """Whether a container of the pod runs or has ended."""
+    for container in (*get_mappings(status, "initContainerStatuses"), *get_mappings(status, "containerStatuses")):
+        state = get_mapping(container, "state")
+        if "running" in state or "terminated" in state:
+            return True
+    return False
+
+
+def _are_companions_decisive(pod: Mapping[str, Any]) -> bool:
+    """Whether the containers beside the main one may be why the pod does not start, or has failed.
+
+    Not while the main container runs, and not if it has failed by itself. If it has ended with 0, the pod fails only
+    because of another container.
+    """
+    state = get_container_state(pod)
+    if "running" in state:
+        return False
+    if "terminated" not in state:
+        return True
+    return not to_number(get_mapping(state, "terminated").get("exitCode"), 1) and get_pod_phase(pod) == "Failed"
 
 
 def _get_transition_time(condition: Mapping[str, Any]) -> float:
     return parse_timestamp(condition.get("lastTransitionTime"))
 
 
-def _iter_container_reasons(pod: Mapping[str, Any], status: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+class _ContainerReason(NamedTuple):
+    """What a container waits for or ended with. The message names a container that is not the main one."""
+
+    reason: str
+    message: str
+    is_main: bool
+
+
+def _date_reasons(pod: Mapping[str, Any], container_reasons: Sequence[_ContainerReason]) -> list[PodReason]:
+    """The reasons with their time: a container's state has none of its own, so it counts from the pod's last change."""
+    if not container_reasons:
+        return []
+    conditions = get_mappings(pod, "status", "conditions")
+    last_change_at = max((_get_transition_time(condition) for condition in conditions), default=0.0)
+    return [PodReason(reason.reason, reason.message, last_change_at) for reason in container_reasons]
+
+
+def _iter_container_reasons(pod: Mapping[str, Any], status: Mapping[str, Any]) -> Iterator[_ContainerReason]:
     """What each container waits for or ended with, except an end after which the kubelet restarts it."""
+    main_status: Mapping[str, Any] | None = None
     for container in (*get_mappings(status, "initContainerStatuses"), *get_mappings(status, "containerStatuses")):
-        state = get_mapping(container, "state")
-        waiting = get_mapping(state, "waiting")
-        is_loop = to_number(container.get("restartCount")) >= _CRASH_LOOP_RESTARTS
-        if waiting.get("reason") != "CrashLoopBackOff" or is_loop:
-            yield waiting
-        terminated = get_mapping(state, "terminated")
-        if terminated and not _is_restarted(pod):
-            yield terminated
+        reason = _find_waiting_reason(container) or _find_end_reason(pod, container)
+        if reason is None:
+            continue
+        if main_status is None:
+            main_status = get_container_status(pod)
+        is_main = container is main_status
+        name = "" if is_main else to_text(container.get("name"))
+        message = ": ".join(part for part in (name, to_text(reason.message)) if part)
+        yield _ContainerReason(reason.reason, message, is_main)
     init_error = _find_init_error(pod, status)
     if init_error:
         yield init_error
 
 
-def _find_init_error(pod: Mapping[str, Any], status: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The init container that failed, as a reason; None if none has, or the job's container has been able to start."""
-    if _is_restarted(pod) or get_pod_phase(pod) != "Failed":
+def _find_waiting_reason(container: Mapping[str, Any]) -> PodReason | None:
+    """Why a container does not start; None if it does not wait, or waits as each container does before its start."""
+    waiting = get_mapping(container, "state", "waiting")
+    reason = build_reason(waiting, 0.0)
+    if reason.reason in _NORMAL_WAITING_REASONS:
+        return None
+    if reason.reason == "CrashLoopBackOff" and to_number(container.get("restartCount")) < _CRASH_LOOP_RESTARTS:
+        return None
+    return reason if _get_rule(reason.reason) else _rename_reason(CONTAINER_WAITING, reason)
+
+
+def _find_end_reason(pod: Mapping[str, Any], container: Mapping[str, Any]) -> PodReason | None:
+    """Why a container has ended; None if it has not, if it is restarted, or if the reason has no rule."""
+    terminated = get_mapping(container, "state", "terminated")
+    reason = build_reason(terminated, 0.0)
+    is_end = _get_rule(reason.reason) is not None and not _is_restarted(pod, to_text(container.get("name")))
+    return reason if is_end else None
+
+
+def _find_init_error(pod: Mapping[str, Any], status: Mapping[str, Any]) -> _ContainerReason | None:
+    """The init container that failed first; None if none has, or the job's container has been able to start.
+
+    A sidecar among them is killed when another one fails.
+    """
+    if get_pod_phase(pod) != "Failed":
         return None
     for condition in get_mappings(status, "conditions"):
         if condition.get("type") == "Initialized" and condition.get("status") != "False":
             return None
+    first_failed_at = math.inf
+    init_error = None
     for container in get_mappings(status, "initContainerStatuses"):
+        name = to_text(container.get("name"))
         terminated = get_mapping(container, "state", "terminated")
         exit_code = to_number(terminated.get("exitCode"))
-        if exit_code:
+        failed_at = parse_timestamp(terminated.get("finishedAt")) or math.inf
+        is_first = init_error is None or failed_at < first_failed_at
+        if exit_code and is_first and _get_own_restart_policy(pod, name) != "Always":
             message = to_text(terminated.get("message")).strip() or f"exit code {exit_code:g}"
-            return {"reason": INIT_ERROR, "message": f"{to_text(container.get('name'))}: {message}"}
-    return None
+            init_error = _ContainerReason(INIT_ERROR, f"{name}: {message}", is_main=False)
+            first_failed_at = failed_at
+    return init_error
 
 
-def _is_restarted(pod: Mapping[str, Any]) -> bool:
-    """Whether the kubelet restarts a container of this pod that has ended."""
-    restart_policy = get_mapping(pod, "spec").get("restartPolicy")
-    return restart_policy in ("Always", "OnFailure") and get_pod_phase(pod) not in ENDED_POD_PHASES
+def _is_restarted(pod: Mapping[str, Any], container_name: str) -> bool:
+    """Whether the kubelet restarts this container after its end: a sidecar also in a pod that is never restarted."""
+    policy = _get_own_restart_policy(pod, container_name) or get_mapping(pod, "spec").get("restartPolicy")
+    return policy in ("Always", "OnFailure") and get_pod_phase(pod) not in ENDED_POD_PHASES
+
+
+def _get_own_restart_policy(pod: Mapping[str, Any], container_name: str) -> str:
+    """The restart policy of a container itself, which precedes its pod's; "" if it has none."""
+    for key in ("initContainers", "containers"):
+        for container in get_mappings(pod, "spec", key):
+            if container.get("name") == container_name:
+                return to_text(container.get("restartPolicy"))
+    return ""
 
 
 def _is_disruption(condition: Mapping[str, Any]) -> bool:
@@ -140,12 +245,15 @@ def get_reasons_by_pod(pods: Pods) -> dict[str, list[PodReason]]:
 
 
 def find_pod_problems(pods: Pods, reasons_by_pod: Mapping[str, Sequence[PodReason]], now: float) -> list[PodProblem]:
-    """Every cause in the reasons of the pods that counts at the time `now`."""
+    """Every cause in the reasons of the pods that counts at the time `now`: a pod that has ended needs no patience."""
     problems = []
     for name, reasons in reasons_by_pod.items():
+        has_ended = get_pod_phase(pods[name]) in ENDED_POD_PHASES
         for reason in reasons:
-            rule = _determine_rule(reason)
-            if now - reason.started_at >= rule.patience_s and not _is_harmless(pods[name], reason):
+            rule = _determine_rule(reason.reason, reason.message)
+            if rule is None or _is_harmless(pods[name], reason):
+                continue
+            if has_ended or now - reason.started_at >= rule.patience_s:
                 problems.append(PodProblem(name, reason, rule))
     return problems
 
@@ -154,6 +262,17 @@ def find_pod_failure(pods: Pods, now: float) -> Failure | None:
     """The oldest cause that only the controllers report; None if only the logs can show it."""
     problems = find_pod_problems(pods, get_reasons_by_pod(pods), now)
     return build_failure(pods, problems) if problems else None
+
+
+def find_companion_failure(pods: Pods) -> Failure | None:
+    """The oldest obstacle in a container beside the main one, of pods that are Pending; None if there is none.
+
+    It does not end a pod whose main container runs, which may still wait for that container.
+    """
+    pending_pods = {name: pod for name, pod in pods.items() if get_pod_phase(pod) == "Pending"}
+    reasons_by_pod = {name: get_companion_reasons(pod) for name, pod in pending_pods.items()}
+    problems = find_pod_problems(pending_pods, reasons_by_pod, math.inf)
+    return build_failure(pending_pods, problems) if problems else None
 
 
 def build_failure(pods: Pods, problems: Sequence[PodProblem]) -> Failure:
