@@ -25,6 +25,7 @@ from torchyard.diagnosis.pod_facts import (
     get_pod_phase,
     is_being_deleted,
     is_container_down,
+    runs_only_companions,
     to_number,
     to_text,
 )
@@ -148,7 +149,8 @@ def _find_disruption(pods: Pods, gang: Gang) -> Failure | None:
     """
     problems = []
     for problem in find_pod_problems(pods, get_reasons_by_pod(pods), math.inf):
-        if problem.rule.requeue and problem.reason.started_at < get_container_end(pods[problem.node]):
+        is_requested_end = problem.rule.requeue or problem.reason.is_disruption
+        if is_requested_end and problem.reason.started_at < get_container_end(pods[problem.node]):
             problems.append(problem)
     return _find_fatal_failure(pods, problems, gang if gang.pod_count else Gang(len(pods), 1))
 
@@ -163,8 +165,12 @@ def _find_lasting_eviction(observed: Observation, job: Mapping[str, Any]) -> Fai
 
 
 def _is_unfinished(pod: Mapping[str, Any]) -> bool:
-    """Whether a pod has not ended, or was killed by its deletion."""
-    return get_pod_phase(pod) not in ENDED_POD_PHASES or (is_being_deleted(pod) and bool(get_pod_exit_code(pod)))
+    """Whether a pod has not ended, or was killed by its deletion.
+
+    A pod whose main container has ended with 0 has done its work, although a sidecar keeps it Running.
+    """
+    has_ended = get_pod_phase(pod) in ENDED_POD_PHASES or runs_only_companions(pod)
+    return not has_ended or (is_being_deleted(pod) and bool(get_pod_exit_code(pod)))
 
 
 def _count_observed_successes(observed: Observation, pods: Pods) -> int:
@@ -264,7 +270,7 @@ def build_failed_status(observed: Observation, fallback: str, *, given_up_at: fl
     pods = select_job_pods(observed)
     first_failed = _find_first_failed_pod(observed, pods)
     retries = count_retries(observed)
-    failure = find_pod_failure(pods, math.inf)
+    failure = _find_reported_failure(pods, first_failed)
     if failure is None and first_failed is None:
         failure = _find_job_deadline(observed)
     if failure is None:
@@ -280,6 +286,19 @@ def build_failed_status(observed: Observation, fallback: str, *, given_up_at: fl
     being_removed = ", ".join(name for name, pod in pods.items() if is_being_deleted(pod))
     reason = f"{fallback}; being removed: {being_removed}" if being_removed else fallback
     return Status(state="failed", reason=reason, retries=retries)
+
+
+def _find_reported_failure(pods: Pods, first_failed: _FailedPod | None) -> Failure | None:
+    """The oldest cause in the pods of a failed job that only the controllers report; None if there is none.
+
+    What a pod only waits for, such as its image, is not the cause if another pod has failed.
+    """
+    problems = []
+    for problem in find_pod_problems(pods, get_reasons_by_pod(pods), math.inf):
+        is_wait = problem.rule.patience_s > 0 and get_pod_phase(pods[problem.node]) not in ENDED_POD_PHASES
+        if not is_wait or first_failed is None or first_failed.name == problem.node:
+            problems.append(problem)
+    return build_failure(pods, problems) if problems else None
 
 
 def _find_job_deadline(observed: Observation) -> Failure | None:

@@ -1,5 +1,6 @@
 """The state of a job, from the pods that were seen: which pod failed first, and which ends prove nothing."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -310,6 +311,41 @@ def test_job_that_was_drained_and_has_saved_its_work_is_not_finished(
     status = job_status.build_succeeded_status(Observation(states, frozenset()), {}, gang)
     assert status.state == state
     assert (status.failure is not None and status.failure.requeue) is (state == "failed")
+
+
+@pytest.mark.parametrize("reason", ["DeletionByTaintManager", "AReasonOfALaterVersion"])
+def test_pod_that_the_cluster_asked_to_end_has_not_finished(reason: str) -> None:
+    """A pod that ended with 0 after its node got a taint, or for any other disruption, has only saved its work."""
+    pod = drain(DONE, 15)
+    pod["status"]["conditions"][0]["reason"] = reason
+    states = {"Pod/worker-0": pod, "Pod/worker-1": DONE}
+    status = job_status.build_succeeded_status(Observation(states, frozenset()), {}, job_status.Gang(2, 2))
+    assert status.state == "failed"
+
+
+def test_pod_of_which_only_a_sidecar_runs_is_done() -> None:
+    """The work of a pod is done once its main container has ended with 0, if another one still runs."""
+    done = copy.deepcopy(DONE)
+    done["status"]["phase"] = "Running"
+    states = {"Pod/worker-0": DONE, "Pod/worker-1": done}
+    gang = job_status.Gang(2, 2)
+    assert job_status.build_succeeded_status(Observation(states, frozenset()), {}, gang).state == "running"
+    done["status"]["containerStatuses"].append({"name": "proxy", "state": {"running": {}}})
+    assert job_status.build_succeeded_status(Observation(states, frozenset()), {}, gang).state == "succeeded"
+
+
+@pytest.mark.parametrize("reason", ["ErrImagePull", "CreateContainerConfigError", "RunContainerError"])
+def test_obstacle_of_a_pod_that_waits_is_not_why_another_failed(reason: str) -> None:
+    """A pod that still waits for its image did not end the job if another pod has failed; alone it did."""
+    waiting = build_pod()
+    waiting["status"]["containerStatuses"] = [{"name": "worker", "state": {"waiting": {"reason": reason}}}]
+    states = {"Pod/worker-0": waiting, "Pod/worker-1": build_ended_pod("Failed", 7, 20)}
+    status = job_status.build_failed_status(Observation(states, frozenset()), "")
+    assert (status.reason, status.failure) == ("worker-1 ended with exit code 7", None)
+    del states["Pod/worker-1"]
+    failure = job_status.build_failed_status(Observation(states, frozenset()), "").failure
+    assert failure
+    assert failure.node == "worker-0"
 
 
 def test_pod_that_has_failed_does_not_run() -> None:
