@@ -226,14 +226,18 @@ def _diagnose_events(context: _Context, events: list[Any], rule: PodRule) -> Dia
 
 
 def _is_own_event(context: _Context, event: Any) -> bool:
-    """Whether an event is about a pod that has not started, or about the job while it lacks pods."""
+    """Whether an event is about a pod that has not started, or about the job while it lacks pods.
+
+    The controller has overcome what it reported about the job before it created the job's newest pod.
+    """
     plan = context.plan
     involved = get_mapping(event, "involvedObject")
     name = to_text(involved.get("name"))
     if name != plan.job and not name.startswith(f"{plan.job}-"):
         return False
     if involved.get("kind") != "Pod":
-        return len(context.pods) < _count_planned_pods(plan)
+        newest_pod_at = max((get_creation_time(pod) for pod in context.pods.values()), default=0.0)
+        return len(context.pods) < _count_planned_pods(plan) and get_last_seen(event) >= newest_pod_at
     pod = context.pods.get(plan.node(name))
     if pod is None or get_pod_phase(pod) != "Pending":
         return False

@@ -27,6 +27,13 @@ EVENTS = {
     "disk": ("FailedAttachVolume", "Multi-Attach error for volume", "volume-mount", True),
     "network": ("FailedCreatePodSandBox", 'network-attachment-definitions "a" not found', "pod-network", False),
     "network that refuses": ("FailedCreatePodSandBox", "network-attachment a: Unauthorized", "pod-network", True),
+    "network that cannot be read": (
+        "FailedCreatePodSandBox",
+        'cannot find a network-attachment-definition (a) in namespace (b): Get "https://10.96.0.1": i/o timeout',
+        "pod-network",
+        True,
+    ),
+    "group of processes": ("FailedCreatePodContainer", "mkdir /sys/fs/cgroup: no space left", "start-error", True),
     "sandbox": ("FailedCreatePodSandBox", "failed to assign an IP address", "pod-network", True),
 }
 
@@ -74,6 +81,37 @@ def test_refused_pods_name_the_reason(plan: ManifestPlan, message: str, clause: 
     """A refusal by a webhook, a policy or Pod Security is distinguished from a missing object."""
     diagnosis = summarize(explain(plan, ClusterContext([build_job_event(plan, "FailedCreate", message)])))
     assert (diagnosis[0], clause in diagnosis[1], message in diagnosis[1]) == ("pod-refused", True, True)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        'Internal error occurred: failed calling webhook "a": failed to call webhook: Post "https://b": EOF',
+        'Operation cannot be fulfilled on resourcequotas "q": the object has been modified',
+        "etcdserver: request timed out",
+        'pods "a" is forbidden: status unknown for quota: q, resources: requests.cpu',
+    ],
+)
+def test_fault_of_the_api_server_does_not_refuse_the_pods(plan: ManifestPlan, message: str) -> None:
+    """A controller tries again after a webhook that does not respond or a conflict; a refusal stays."""
+    for text, is_final in ((message, False), (f'admission webhook "a" denied the request: {message}', True)):
+        diagnosis = explain(plan, ClusterContext([build_job_event(plan, "FailedCreate", text)]))
+        assert diagnosis
+        assert diagnosis.failure
+        assert (diagnosis.failure.cause, diagnosis.failure.retry) == ("pod-refused", not is_final)
+        assert diagnosis.is_final is is_final
+
+
+@pytest.mark.parametrize(("created_ago_s", "is_refused"), [(300, True), (50, False)])
+def test_controller_that_has_created_a_pod_since_is_not_refused(
+    plan: ManifestPlan, created_ago_s: float, is_refused: bool
+) -> None:
+    """A refusal that was last seen before the newest pod was created is over, while the job still lacks pods."""
+    event = build_job_event(plan, "FailedCreate", "service account not found") | {"lastTimestamp": format_time(80)}
+    pod = build_pod()
+    pod["metadata"]["creationTimestamp"] = format_time(created_ago_s)
+    diagnosis = explain(plan, ClusterContext([event]), worker_0=pod)
+    assert (diagnosis is not None and diagnosis.is_final) is is_refused
 
 
 def test_only_the_message_of_a_go_error_is_quoted(plan: ManifestPlan) -> None:

@@ -38,7 +38,7 @@ EVENT_RULES = (
     ),
     EventRule(
         "FailedCreatePodSandBox",
-        "(?i)network-?attachment.{0,200}(?:not found|cannot find|does not exist)|cannot find a network-attachment",
+        r'(?i)network-?attachment[\w.-]* "[^"]*" (?:not found|does not exist)',
         PodRule(cause=EventCause.POD_NETWORK, description="a network that it names does not exist", patience_s=90),
     ),
     EventRule(
@@ -47,6 +47,16 @@ EVENT_RULES = (
         PodRule(
             cause=EventCause.POD_NETWORK,
             description="its node cannot connect it to a network",
+            own_retry=True,
+            patience_s=math.inf,
+        ),
+    ),
+    EventRule(
+        "FailedCreatePodContainer",
+        "",
+        PodRule(
+            cause=PodCause.START_ERROR,
+            description="its node cannot start its container",
             own_retry=True,
             patience_s=math.inf,
         ),
@@ -73,6 +83,18 @@ EVENT_RULES = (
         r"FailedCreate\w*",
         "admission webhook|ValidatingAdmissionPolicy|violates PodSecurity",
         PodRule(cause=PodCause.POD_REFUSED, description="the cluster's admission rules refuse its pods", patience_s=60),
+    ),
+    # Faults of the API server and its webhooks, and conflicts with other writers: the controller tries again.
+    EventRule(
+        r"FailedCreate\w*",
+        "failed calling webhook|Internal ?[Ee]rror|Operation cannot be fulfilled|status unknown for quota|etcdserver|"
+        "(?i:too many requests|timed? ?out)|dial tcp|connection re(?:fused|set)|context deadline exceeded|EOF",
+        PodRule(
+            cause=PodCause.POD_REFUSED,
+            description="its pods cannot be created yet",
+            own_retry=True,
+            patience_s=math.inf,
+        ),
     ),
     EventRule(
         r"FailedCreate\w*",
