@@ -122,8 +122,8 @@ def render() -> str:
         reasons = ", ".join(format_code(reason) for reason, _ in entries)
         pods.append((format_code(rule.cause), rule.description, reasons, describe_retry(rule)))
     messages = []
-    for message_rules, entries in groupby(MESSAGE_RULES.items(), lambda item: item[1]):
-        reasons = ", ".join(format_code(reason) for reason, _ in entries)
+    for message_rules, items in groupby(MESSAGE_RULES.items(), lambda item: item[1]):
+        reasons = ", ".join(format_code(reason) for reason, _ in items)
         for pattern, rule in message_rules:
             found = f"{reasons} with {format_code(pattern)}"
             messages.append((format_code(rule.cause), rule.description, found, describe_retry(rule)))

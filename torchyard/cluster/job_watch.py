@@ -23,7 +23,7 @@ from torchyard.common.log import get_log
 from torchyard.common.log_lines import read_new_lines
 from torchyard.common.poll_pacer import MAX_SLEEP_S, PollPacer
 from torchyard.common.private_files import make_private_folder, write_private_text
-from torchyard.diagnosis import pod_facts
+from torchyard.diagnosis import pod_facts, pod_reasons
 from torchyard.diagnosis.deadlines import ArrivalTimer
 from torchyard.diagnosis.no_progress import Diagnosis
 from torchyard.kube import absence
@@ -168,6 +168,8 @@ class ClusterWatch:
                     self._logs.update_pod(node, change.name, last_seen)
                     return
                 self._record_removal(node, current)
+                current = None
+            last_seen = pod_reasons.record_obstacles(last_seen, current, self.now())
             self.states[key] = last_seen
             if pod_facts.is_being_deleted(last_seen):
                 self._record_removal(node, last_seen)

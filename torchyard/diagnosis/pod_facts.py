@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeGuard, TypeVar
 Pods = Mapping[str, Mapping[str, Any]]
 ROLE_LABEL = "torchyard/role"
 REMOVALS_KEY = "torchyard/removals"  # in a removed pod as the watch keeps it: how many pods of its node were removed
+OBSTACLES_KEY = "torchyard/obstacles"  # in a pod as the watch keeps it: what its containers wait for, and since when
 ENDED_POD_PHASES = ("Succeeded", "Failed")
 _DEFAULT_CONTAINER_ANNOTATION = "kubectl.kubernetes.io/default-container"
 _OPERATOR_CONTAINER = "pytorch"  # the container that the Training Operator looks for

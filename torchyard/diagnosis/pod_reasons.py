@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from torchyard.diagnosis.pod_facts import (
     ENDED_POD_PHASES,
+    OBSTACLES_KEY,
     PodReason,
     Pods,
     build_reason,
@@ -125,20 +126,74 @@ def _get_transition_time(condition: Mapping[str, Any]) -> float:
 
 
 class _ContainerReason(NamedTuple):
-    """What a container waits for or ended with. The message names a container that is not the main one."""
+    """What a container waits for or ended with. The message names a container that is not the main one.
+
+    observed_at: when the watch saw it first, in seconds since the epoch; 0 if it has not recorded that.
+    """
 
     reason: str
     message: str
     is_main: bool
+    observed_at: float = 0.0
 
 
 def _date_reasons(pod: Mapping[str, Any], container_reasons: Sequence[_ContainerReason]) -> list[PodReason]:
-    """The reasons with their time: a container's state has none of its own, so it counts from the pod's last change."""
+    """The reasons with their time.
+
+    A container's state has none of its own: it counts from the pod's last change, or since the watch has seen it.
+    """
     if not container_reasons:
         return []
     conditions = get_mappings(pod, "status", "conditions")
     last_change_at = max((_get_transition_time(condition) for condition in conditions), default=0.0)
-    return [PodReason(reason.reason, reason.message, last_change_at) for reason in container_reasons]
+    return [
+        PodReason(reason.reason, reason.message, max(last_change_at, reason.observed_at))
+        for reason in container_reasons
+    ]
+
+
+class _Obstacle(NamedTuple):
+    """What a container waits for: its cause, since when, and the last message that shows more than the reason."""
+
+    cause: str
+    observed_at: float
+    message: str
+
+
+def record_obstacles(pod: Mapping[str, Any], previous: Mapping[str, Any] | None, now: float) -> Mapping[str, Any]:
+    """The pod with what its containers wait for, and when that was seen first; the pod itself if they wait for nothing.
+
+    A container's state has no time, so an image that cannot be pulled after an hour's download would count as one that
+    could not for an hour. Kubelets before 1.32 report the error of a pull only until they back off. `previous`: the
+    same pod as last recorded; None if it is new. `now`: seconds since the epoch, by the API server's clock.
+    """
+    status = get_mapping(pod, "status")
+    obstacles = {}
+    for container in (*get_mappings(status, "initContainerStatuses"), *get_mappings(status, "containerStatuses")):
+        reason = _find_waiting_reason(container)
+        rule = _get_rule(reason.reason) if reason else None
+        if reason is None or rule is None:
+            continue
+        name = to_text(container.get("name"))
+        earlier = _get_obstacle(previous, name)
+        obstacle = earlier if earlier and earlier.cause == rule.cause else _Obstacle(rule.cause, now, "")
+        if _determine_rule(reason.reason, reason.message) is not rule:
+            obstacle = obstacle._replace(message=reason.message)
+        obstacles[name] = obstacle._asdict()
+    if not obstacles:
+        return pod
+    recorded = dict(pod)
+    recorded[OBSTACLES_KEY] = obstacles
+    return recorded
+
+
+def _get_obstacle(pod: Mapping[str, Any] | None, container_name: str) -> _Obstacle | None:
+    """The recorded obstacle of a container; None if there is none."""
+    recorded = get_mapping(pod, OBSTACLES_KEY, container_name)
+    observed_at = recorded.get("observed_at")
+    if not isinstance(observed_at, int | float):
+        return None
+    return _Obstacle(to_text(recorded.get("cause")), observed_at, to_text(recorded.get("message")))
 
 
 def _iter_container_reasons(pod: Mapping[str, Any], status: Mapping[str, Any]) -> Iterator[_ContainerReason]:
@@ -151,9 +206,14 @@ def _iter_container_reasons(pod: Mapping[str, Any], status: Mapping[str, Any]) -
         if main_status is None:
             main_status = get_container_status(pod)
         is_main = container is main_status
-        name = "" if is_main else to_text(container.get("name"))
-        message = ": ".join(part for part in (name, to_text(reason.message)) if part)
-        yield _ContainerReason(reason.reason, message, is_main)
+        name = to_text(container.get("name"))
+        message = reason.message
+        obstacle = _get_obstacle(pod, name) if "waiting" in get_mapping(container, "state") else None
+        if obstacle and obstacle.message and _determine_rule(reason.reason, message) is _get_rule(reason.reason):
+            message = obstacle.message
+        if not is_main:
+            message = f"{name}: {message}" if message else name
+        yield _ContainerReason(reason.reason, message, is_main, obstacle.observed_at if obstacle else 0.0)
     init_error = _find_init_error(pod, status)
     if init_error:
         yield init_error

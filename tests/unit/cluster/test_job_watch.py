@@ -3,8 +3,9 @@
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ from torchyard.cluster import outage
 from torchyard.cluster.job_watch import ClusterWatch
 from torchyard.cluster.logs import log_follower
 from torchyard.diagnosis.job_status import count_retries
-from torchyard.diagnosis.pod_facts import find_main_container
+from torchyard.diagnosis.pod_facts import OBSTACLES_KEY, find_main_container, get_container_state
 from torchyard.kube.client import Client
 from torchyard.model.plan import ManifestPlan
 from torchyard.model.run import Observation, Outcome, Row
@@ -288,6 +289,26 @@ def test_pods_of_one_node_are_listed_in_the_order_of_their_creation(
     with ClusterWatch(plan) as watch:
         assert read_name_suffixes(watch) == {"Pod/worker-0": "aaaaa", "Removed/worker-0": "bbbbb"}
         assert count_retries(Observation(watch.states, frozenset())) == 2
+
+
+def test_watch_records_since_when_a_pod_waits_for_its_image(job: Job) -> None:
+    """A pod keeps the time at which it was first seen to wait, and the error of its pull, until it waits no longer."""
+    error = {"reason": "ErrImagePull", "message": "toomanyrequests"}
+    back_off = {"reason": "ImagePullBackOff", "message": "Back-off"}
+    job.set_pod("worker-0", "Pending", {"waiting": error})
+    with ClusterWatch(job.plan) as watch:
+        first = watch.states["Pod/worker-0"][OBSTACLES_KEY]
+        job.set_pod("worker-0", "Pending", {"waiting": back_off})
+        wait_until(lambda: watch.poll(timeout_s=0.01) and "Back-off" in str(get_container_state(get_pod(watch))))
+        assert get_pod(watch)[OBSTACLES_KEY] == first
+        job.set_pod("worker-0", "Pending", {"running": {}})
+        wait_until(lambda: watch.poll(timeout_s=0.01) and "running" in get_container_state(get_pod(watch)))
+        assert OBSTACLES_KEY not in get_pod(watch)
+    assert [obstacle["message"] for obstacle in first.values()] == ["toomanyrequests"]
+
+
+def get_pod(watch: ClusterWatch) -> Mapping[str, Any]:
+    return watch.states["Pod/worker-0"]
 
 
 def test_first_removed_pod_is_kept(fake_api: FakeApi, suffixed_job: tuple[ManifestPlan, ClusterWatch]) -> None:

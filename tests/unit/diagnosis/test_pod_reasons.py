@@ -9,6 +9,7 @@ from tests.inputs.ended_pods import build_ended_pod
 from tests.inputs.recording import EPOCH
 from tests.inputs.stuck_pods import NOW, format_time
 from torchyard.diagnosis import pod_reasons
+from torchyard.diagnosis.pod_facts import OBSTACLES_KEY
 from torchyard.model.run import Failure
 
 RUNNING = {"running": {"startedAt": format_time(90)}}
@@ -262,6 +263,57 @@ def test_unknown_reason_of_a_container_that_waits_is_reported_and_ends_nothing()
     assert failure.sentence.endswith(f"does not start (ContainerWaiting: PreStartHookError: {message})")
     normal = build_status_pod("Pending", build_container("main", build_waiting("ContainerCreating")))
     assert find_failure(normal, math.inf) is None
+
+
+# --- obstacles as the watch records them
+
+
+def record(ago_s: float, previous: dict[str, Any] | None, *waiting: dict[str, Any]) -> dict[str, Any]:
+    """A pod that is Pending since an hour, observed `ago_s` seconds ago, with the state of its main container."""
+    pod = build_status_pod("Pending", *(build_container("main", state) for state in waiting))
+    return dict(pod_reasons.record_obstacles(pod, previous, NOW - ago_s))
+
+
+def test_patience_counts_from_the_first_observation_of_an_obstacle() -> None:
+    """An image that cannot be pulled after an hour's download has failed for a moment; back-offs continue the count."""
+    not_found = build_waiting("ErrImagePull", "r/a:1: not found")
+    first = record(100, None, not_found)
+    second = record(50, first, build_waiting("ImagePullBackOff", 'Back-off pulling image "r/a:1"'))
+    assert find_failure(record(0, None, not_found)) is None
+    assert find_failure(record(0, second, not_found))
+    recovered = record(50, first, RUNNING)
+    assert OBSTACLES_KEY not in recovered
+    assert find_failure(record(0, recovered, not_found)) is None
+
+
+def test_patience_of_another_obstacle_starts_anew() -> None:
+    """A container that waits for a Secret, after it has waited for its image, is not blocked for as long."""
+    first = record(100, None, build_waiting("ErrImagePull", "r/a:1: not found"))
+    no_secret = build_waiting("CreateContainerConfigError", 'secret "a" not found')
+    assert find_failure(record(0, first, no_secret)) is None
+    assert find_failure(record(0, record(70, first, no_secret), no_secret))
+
+
+def test_back_off_has_the_cause_of_the_pull_that_failed_before_it() -> None:
+    """Older kubelets report only that they wait: the registry that did not respond is still the cause."""
+    limited = record(200, None, build_waiting("ErrImagePull", "toomanyrequests: Rate exceeded"))
+    waits = record(0, limited, build_waiting("ImagePullBackOff", 'Back-off pulling image "r/a:1"'))
+    failure = find_failure(waits, math.inf)
+    assert find_failure(waits) is None
+    assert failure
+    assert failure.retry
+    assert failure.sentence.endswith("(ImagePullBackOff: toomanyrequests: Rate exceeded)")
+
+
+@pytest.mark.parametrize(
+    "junk", [None, [], {"main": None}, {"main": {"observed_at": "x"}}, {"main": {"observed_at": 1}}]
+)
+def test_damaged_record_of_obstacles_is_ignored(junk: Any) -> None:
+    """A pod is judged by its status, whatever a recording contains beside it."""
+    pod = build_status_pod("Pending", build_container("main", build_waiting("InvalidImageName")))
+    pod[OBSTACLES_KEY] = junk
+    assert find_failure(pod)
+    assert pod_reasons.record_obstacles(pod, pod, NOW)
 
 
 # --- containers beside the main one
