@@ -212,15 +212,15 @@ def find_condition_status(observed: Observation, job_kind: JobKindTerms, gang: G
 
 
 def build_suspended_status(observed: Observation, job: Mapping[str, Any], reason: str) -> Status:
-    """The status of a suspended job: it waits in its queue, or its queue has taken its machines away.
+    """The status of a suspended job: it waits in its queue, or its queue has ended it or taken its machines away.
 
-    Then the attempt is over, although Kueue would start the same job again: its pods would begin where this attempt
-    began, and not at the checkpoint that they have saved since. `reason`: of one that waits.
+    In the last case the attempt is over, although Kueue would start the same job again: its pods would begin where this
+    attempt began, and not at the checkpoint that they have saved since. `reason`: of one that waits.
     """
     workload = kueue.find_workload(observed.states)
-    eviction = kueue.find_eviction(job, workload, has_run=_has_run(observed))
-    if eviction:
-        return Status(state="failed", reason=eviction.sentence, failure=eviction)
+    end = kueue.find_time_limit(workload) or kueue.find_eviction(job, workload, has_run=_has_run(observed))
+    if end:
+        return Status(state="failed", reason=end.sentence, failure=end)
     deactivation = kueue.describe_deactivation(workload)
     return Status(state="pending", reason=f"{reason}: {deactivation}" if deactivation else reason)
 

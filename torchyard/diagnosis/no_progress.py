@@ -3,7 +3,9 @@
 A status reports only what the job's objects show plainly, such as how many pods run; the reason is found here.
 """
 
+import functools
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
@@ -34,10 +36,10 @@ from torchyard.diagnosis.pod_reasons import find_companion_failure, find_pod_fai
 from torchyard.diagnosis.queues.kueue import find_workload, read_suspended_job
 from torchyard.diagnosis.queues.podgroup import read_pod_group
 from torchyard.diagnosis.queues.queue import Queue, describe_queue
-from torchyard.model.causes.cause import PodRule
+from torchyard.model.causes.cause import Cause, PodRule
 from torchyard.model.causes.events import EVENT_RULES
 from torchyard.model.causes.launcher import LauncherCause
-from torchyard.model.causes.platform import PlatformCause
+from torchyard.model.causes.platform import SCHEDULER_RULES, PlatformCause
 from torchyard.model.finding import Finding
 from torchyard.model.plan import ManifestPlan
 from torchyard.model.requirements import Capacity, Controller
@@ -310,8 +312,9 @@ def _explain_by_scheduler(context: _Context) -> Diagnosis | None:
     capacity = context.cluster.capacity
     if not unscheduled:
         return None
-    name = min(unscheduled, key=lambda pod_name: (unscheduled[pod_name].reason == "Schedulable", pod_name))
+    name = min(unscheduled, key=lambda pod_name: (_rank_reason(unscheduled[pod_name].reason), pod_name))
     message = shorten_message(unscheduled[name].message)
+    cause = _determine_scheduler_cause(to_text(unscheduled[name].message))
     has_pod_group = any(key.startswith("PodGroup/") for key in context.observed.states)
     if has_pod_group and not _count_spare_pods(plan):
         summary = f"waits for the gang: it needs {_describe_request(plan)}"
@@ -319,11 +322,27 @@ def _explain_by_scheduler(context: _Context) -> Diagnosis | None:
         summary = f"{name} waits for a node"
     if capacity and capacity.verdict == "failed":
         return _explain_by_capacity(summary, capacity)
-    if " free ports" in message:
+    if cause is PlatformCause.HOST_PORT:
         port_conflict = _describe_port_conflict(plan, context.pods[name], context.cluster.other_pods)
         return _diagnose(Failure(cause=PlatformCause.HOST_PORT, sentence=f"{summary}, and {port_conflict}", node=name))
-    suffix = "; nodes would do if they were free" if capacity else ""
-    return _diagnose(Failure(cause=PlatformCause.UNSCHEDULABLE, sentence=f"{summary}{suffix}: {message}", node=name))
+    is_room_missing = cause is PlatformCause.UNSCHEDULABLE and unscheduled[name].reason != "SchedulingGated"
+    suffix = "; nodes would do if they were free" if capacity and is_room_missing else ""
+    return _diagnose(Failure(cause=cause, sentence=f"{summary}{suffix}: {message}", node=name))
+
+
+def _rank_reason(reason: str) -> int:
+    """The order in which the scheduler's reasons explain a wait: Volcano skips a pod after another one of its gang."""
+    return {"Schedulable": 2, "Undetermined": 1}.get(reason, 0)
+
+
+@functools.lru_cache(maxsize=1024)
+def _determine_scheduler_cause(message: str) -> Cause:
+    """Why no node is suitable. What a preemption would change, which follows in newer messages, is not a reason."""
+    reasons = message.partition(" preemption: ")[0]
+    for pattern, cause in SCHEDULER_RULES:
+        if re.search(pattern, reasons):
+            return cause
+    return PlatformCause.UNSCHEDULABLE
 
 
 def _explain_by_capacity(summary: str, capacity: Finding) -> Diagnosis:
@@ -366,12 +385,18 @@ def _explain_by_admission(context: _Context) -> Diagnosis | None:
         return _explain_by_capacity(f"{_describe_gang(plan)} waits to be admitted", capacity)
     sentence = describe_queue(queue, _describe_gang(plan)) if queue else ""
     if queue and queue.missing and not queue.is_admitted:
-        cause = PlatformCause.QUEUE_FULL if "quota" in queue.missing else PlatformCause.UNSCHEDULABLE
-        return _diagnose(Failure(cause=cause, sentence=sentence))
+        return _diagnose(Failure(cause=_determine_queue_cause(queue.missing), sentence=sentence))
     silence = _explain_by_silent_controller(plan, context.observed, queue)
     if silence:
         return silence
     return Diagnosis(sentence) if sentence else None
+
+
+def _determine_queue_cause(missing: str) -> Cause:
+    """The cause of what a queue lacks for a job: an open queue, a quota, or room."""
+    if re.search(r"Queue \S+ (?:doesn't exist|is inactive|is stopped)", missing):
+        return PlatformCause.QUEUE_CLOSED
+    return PlatformCause.QUEUE_FULL if "quota" in missing else PlatformCause.UNSCHEDULABLE
 
 
 def _explain_by_silent_controller(plan: ManifestPlan, observed: Observation, queue: Queue | None) -> Diagnosis | None:

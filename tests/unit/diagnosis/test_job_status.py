@@ -419,6 +419,18 @@ def test_deactivated_job_waits_and_says_why() -> None:
     assert (status.state, status.reason.startswith(expected)) == ("pending", True)
 
 
+@pytest.mark.parametrize("reason", ["DeactivatedDueToMaximumExecutionTimeExceeded", "Deactivated"])
+def test_job_at_its_maximum_execution_time_has_failed(reason: str) -> None:
+    """Kueue deactivates a job at its time limit: it does not wait for anything, and another attempt would end there."""
+    message = "The workload is deactivated due to exceeding the maximum execution time"
+    eviction = PREEMPTED | {"reason": reason, "message": message}
+    status = read_queued_job(build_queued_job("Suspended"), build_workload(eviction, active=False))
+    assert status.state == "failed"
+    assert status.failure
+    assert (status.failure.cause, status.failure.retry) == ("time-limit", False)
+    assert status.reason.endswith("exceeding the maximum execution time")
+
+
 def test_job_that_ended_with_0_after_its_eviction_has_failed() -> None:
     """Pods that save their work on SIGTERM and end with 0 make their job Complete, although it was not finished."""
     job = build_queued_job("Complete")

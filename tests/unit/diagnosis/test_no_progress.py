@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import Planned
+from tests.inputs.kueue import WAITING, build_workload
 from tests.inputs.observed_moments import EACH_MOMENT, explain_wait, get_pods
 from tests.inputs.recorded_jobs import damaged_observations, nested_keys
 from tests.inputs.recording import RecordedMoment
@@ -26,7 +27,7 @@ from tests.inputs.stuck_pods import (
     format_time,
     summarize,
 )
-from torchyard.diagnosis.no_progress import ClusterContext, explain_no_progress, find_unscheduled_pods
+from torchyard.diagnosis.no_progress import ClusterContext, Diagnosis, explain_no_progress, find_unscheduled_pods
 from torchyard.diagnosis.queues.queue import Queue
 from torchyard.model.finding import Finding, failed_check, passed_check
 from torchyard.model.plan import ManifestPlan
@@ -141,6 +142,48 @@ def test_pod_for_which_others_could_be_preempted_has_the_reason_of_its_group(pla
     assert "can possibly" in find_unscheduled_pods(pods, {})["worker-0"].message
 
 
+SCHEDULER_MESSAGES = {
+    "0/2 nodes are available: pod has unbound PersistentVolumeClaims. preemption: 2 Insufficient": "volume-mount",
+    '0/3 nodes are available: persistentvolumeclaim "a" not found.': "volume-mount",
+    "0/3 nodes are available: 1 node(s) had untolerated taint {a: }, 2 node(s) had volume node affinity conflict.": (
+        "volume-mount"
+    ),
+    "0/9 nodes are available: 2 node(s) had volume node affinity conflict, 7 Insufficient memory.": "unschedulable",
+    "0/8 nodes are available: 1 node(s) didn't have free ports for the requested pod ports, 7 Insufficient cpu.": (
+        "unschedulable"
+    ),
+    "0/3 nodes are available: 1 node(s) didn't have free ports, 2 node(s) didn't match node selector.": "host-port",
+    "0/2 nodes are available: 2 node(s) had untolerated taint. no new claims to deallocate, preemption: x": "taint",
+    "0/3 nodes are available: 1 node(s) were unschedulable, 2 node(s) didn't have free ports.": "host-port",
+    "0/2 nodes are available: 2 cannot allocate all claims. still not schedulable, preemption: x": "unschedulable",
+    "0/4 nodes are available: 1 node(s) had untolerated taint {a: }, 3 node(s) didn't match Pod's node affinity.": (
+        "unschedulable-selector"
+    ),
+    "0/3 nodes are available: 3 node(s) had taints that the pod didn't tolerate. preemption: not helpful": "taint",
+    "0/3 nodes are available: 1 node(s) had untolerated taint {a: }, 2 Insufficient nvidia.com/gpu.": "unschedulable",
+}
+
+
+@pytest.mark.parametrize("message", SCHEDULER_MESSAGES)
+def test_scheduler_names_the_cause(plan: ManifestPlan, message: str) -> None:
+    """A port, a volume, labels or taints are the cause only if no node merely lacks room; none of them is final."""
+    diagnosis = explain(plan, ClusterContext(capacity=OPEN), worker_0=build_unschedulable_pod(message))
+    cause = summarize(diagnosis)[0]
+    assert cause == SCHEDULER_MESSAGES[message]
+    assert diagnosis
+    assert not diagnosis.is_final
+    assert ("if they were free" in diagnosis.sentence) is (cause == "unschedulable")
+
+
+def test_pod_that_the_scheduler_skipped_is_not_to_blame(plan: ManifestPlan) -> None:
+    """Volcano skips pods after one that fits no node, which has the reason; a gated pod does not lack room."""
+    skipped = build_unschedulable_pod("pod group is not ready", reason="Undetermined")
+    diagnosis = explain(plan, worker_0=skipped, worker_1=build_unschedulable_pod("9 Insufficient cpu"))
+    assert summarize(diagnosis)[1].endswith(": 9 Insufficient cpu")
+    gated = build_unschedulable_pod("Scheduling is blocked", reason="SchedulingGated")
+    assert "if they were free" not in summarize(explain(plan, ClusterContext(capacity=OPEN), worker_0=gated))[1]
+
+
 def test_run_that_holds_the_port_is_named(plan: ManifestPlan) -> None:
     """The run that holds the port is named if this user may see its pod."""
     spec = {"containers": [{"ports": [{"hostPort": 23456}]}], "nodeName": "n-1"}
@@ -227,6 +270,34 @@ def test_quota_of_kueue_is_a_cause(planned: Planned) -> None:
     cause, sentence, retry = summarize(explain_no_progress(plan, observed, ClusterContext()))
     assert (cause, retry) == ("queue-full", False)
     assert sentence.endswith("waits in its queue: insufficient unused quota for nvidia.com/gpu")
+
+
+@pytest.mark.parametrize("refusal", ["LocalQueue q doesn't exist", "ClusterQueue c is inactive"])
+def test_queue_of_kueue_that_admits_nothing_is_closed(planned: Planned, refusal: str) -> None:
+    """A queue that does not exist or is inactive is not full."""
+    diagnosis = explain_suspended(planned, build_workload(WAITING | {"message": refusal}))
+    assert summarize(diagnosis)[0] == "queue-closed"
+
+
+def test_admission_check_that_is_not_ready_is_quoted(planned: Planned) -> None:
+    """A job with a quota may wait for its machines: the check reports for what."""
+    workload = build_workload({"type": "QuotaReserved", "status": "True"})
+    ready = {"name": "a", "state": "Ready"}
+    workload["status"]["admissionChecks"] = [ready, {"name": "b", "state": "Pending", "message": "ETA: 5m"}]
+    diagnosis = explain_suspended(planned, workload)
+    assert diagnosis
+    assert diagnosis.sentence.endswith("waits in queue q (its admission check b is Pending: ETA: 5m)")
+
+
+def explain_suspended(planned: Planned, workload: dict[str, Any]) -> Diagnosis | None:
+    """Why a PyTorchJob waits that Kueue has suspended."""
+    plan = planned(launcher="pytorchjob")
+    job = {
+        "metadata": {"labels": {"kueue.x-k8s.io/queue-name": "q"}},
+        "status": {"conditions": [{"type": "Suspended", "status": "True"}]},
+    }
+    states = {f"PyTorchJob/{plan.job}": job, "Workload/w": workload}
+    return explain_no_progress(plan, Observation(states, frozenset(), NOW), ClusterContext())
 
 
 @EACH_MOMENT

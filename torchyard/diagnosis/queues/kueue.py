@@ -9,7 +9,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from torchyard.diagnosis.event_rules import shorten_message
-from torchyard.diagnosis.pod_facts import find_condition, find_object, get_mapping, parse_timestamp, to_text
+from torchyard.diagnosis.pod_facts import (
+    find_condition,
+    find_object,
+    get_mapping,
+    get_mappings,
+    parse_timestamp,
+    to_text,
+)
 from torchyard.diagnosis.queues.queue import Queue
 from torchyard.model.causes.platform import PlatformCause
 from torchyard.model.run import Failure
@@ -38,8 +45,28 @@ def read_suspended_job(job: Mapping[str, Any], workload: Mapping[str, Any] | Non
         return Queue(name=name, missing=shorten_message(message), since=since)
     is_suspended = get_mapping(job, "status").get("phase") == "Suspended"
     if is_suspended or (name and find_condition(job, "Suspended")):
-        return Queue(name=name)
+        return Queue(name=name, state=_describe_admission_check(workload) or None)
     return None
+
+
+def _describe_admission_check(workload: Mapping[str, Any] | None) -> str:
+    """`its admission check a is Pending: MESSAGE` of the first one that is not ready; "" if there is none."""
+    for check in get_mappings(workload, "status", "admissionChecks"):
+        state = to_text(check.get("state"))
+        if state not in ("", "Ready"):
+            message = shorten_message(check.get("message"))
+            return f"its admission check {to_text(check.get('name'))} is {state}{f': {message}' if message else ''}"
+    return ""
+
+
+def find_time_limit(workload: Mapping[str, Any] | None) -> Failure | None:
+    """The failure of a job that Kueue has deactivated at its maximum execution time; None if it has not."""
+    eviction = find_condition(workload, "Evicted") or {}
+    has_reason = "MaximumExecutionTimeExceeded" in to_text(eviction.get("reason"))
+    is_over = has_reason or "exceeding the maximum execution time" in to_text(eviction.get("message"))
+    if not is_over or not describe_deactivation(workload):
+        return None
+    return Failure(cause=PlatformCause.TIME_LIMIT, sentence=f"Kueue ended the job: {_read_reason(eviction)}")
 
 
 def find_eviction(job: Mapping[str, Any], workload: Mapping[str, Any] | None, *, has_run: bool) -> Failure | None:

@@ -32,6 +32,21 @@ class PlatformCause(Cause):
     TERMINATED = CauseFacts("terminated", retry=True)
 
 
+# What a scheduler reports about the nodes; the first pattern that is found in it decides. A claim without a volume fits
+# no node. A node that is only busy may become free, so a shortage comes before what excludes the other nodes. The
+# taints and labels of nodes that are not for this job come last.
+SCHEDULER_RULES = (
+    ("(?i)persistentvolumeclaim", PlatformCause.VOLUME_MOUNT),
+    (
+        "Insufficient |[Tt]oo many pods|resources|topology|anti-affinity|volume count|all claims",
+        PlatformCause.UNSCHEDULABLE,
+    ),
+    ("had volume node affinity conflict|find available persistent volumes", PlatformCause.VOLUME_MOUNT),
+    ("free ports", PlatformCause.HOST_PORT),
+    ("match Pod's node affinity|match node selector", PlatformCause.UNSCHEDULABLE_SELECTOR),
+    ("taint", PlatformCause.TAINT),
+)
+
 PLATFORM_RULES = (
     LogRule(
         cause=PlatformCause.VOLUME_ACCESS_DENIED,
