@@ -390,13 +390,12 @@ def _find_pod_deletion(observed: Observation, first_failure_at: float) -> Failur
     A controller that preempts or drains, or gives up a node, records that in the pod. A pod that failed by itself was
     removed or replaced because of that.
     """
-    removed = next(_iter_removed_pods(observed), None)
+    removed = _find_first_removed_pod(observed)
     if removed is None:
         return None
-    key, pod = removed
+    node, pod = removed
     if get_deletion_time(pod) >= first_failure_at:
         return None
-    node = _get_node(key)
     failure = find_pod_failure({node: pod}, math.inf)
     if failure:
         return failure
@@ -407,6 +406,31 @@ def _find_pod_deletion(observed: Observation, first_failure_at: float) -> Failur
         sentence=f"{node}: its pod was deleted by another user or controller",
         node=node,
     )
+
+
+def _find_first_removed_pod(observed: Observation) -> tuple[str, Mapping[str, Any]] | None:
+    """The node and the pod whose deletion was requested first; None if no pod was removed.
+
+    Of two in the same second, the one whose status has a cause: the controllers delete the others because of it. A list
+    brings pods in any order, so the order in which they were observed counts only if a time is unknown.
+    """
+    first = None
+    for key, pod in _iter_removed_pods(observed):
+        node = _get_node(key)
+        if first is None or _is_removed_before(pod, first[1]):
+            first = (node, pod)
+    return first
+
+
+def _is_removed_before(pod: Mapping[str, Any], other_pod: Mapping[str, Any]) -> bool:
+    """Whether the deletion of a pod that was observed later was requested before the other pod's."""
+    deletion_time = get_deletion_time(pod)
+    other_deletion_time = get_deletion_time(other_pod)
+    if not deletion_time or not other_deletion_time:
+        return False
+    if deletion_time != other_deletion_time:
+        return deletion_time < other_deletion_time
+    return bool(get_pod_reasons(pod)) and not get_pod_reasons(other_pod)
 
 
 def build_unfinished_status(observed: Observation, pods: Pods, gang: Gang, *, has_started: bool = False) -> Status:

@@ -95,7 +95,8 @@ def _iter_pod_reasons(pod: Mapping[str, Any], status: Mapping[str, Any]) -> Iter
 
 def _rename_reason(own_reason: str, reason: PodReason) -> PodReason:
     """One of torchyard's own reasons, with the reason of Kubernetes in its message."""
-    return reason._replace(reason=own_reason, message=quote_reason(reason.reason, reason.message))
+    quote = quote_reason(reason.reason, reason.message) if reason.reason else reason.message
+    return reason._replace(reason=own_reason, message=quote)
 
 
 def _has_started(status: Mapping[str, Any]) -> bool:

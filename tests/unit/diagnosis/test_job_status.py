@@ -32,6 +32,21 @@ def test_pod_that_was_deleted_before_the_others_failed_is_the_cause() -> None:
     assert (failure.cause, failure.node, failure.retry) == ("pod-deleted", "worker-0", True)
 
 
+@pytest.mark.parametrize(("drained_at", "node"), [(35, "worker-1"), (30, "worker-1"), (40, "worker-0")])
+def test_first_deletion_counts_whatever_the_order_of_the_pods(drained_at: int, node: str) -> None:
+    """A list after an outage brings the pods in any order: the first deletion is the cause, or that with a reason."""
+    deleted = build_ended_pod("Running", 0, 0, deletionTimestamp="2023-11-14T22:13:35Z")
+    drained = build_ended_pod("Running", 0, 0, deletionTimestamp=f"2023-11-14T22:13:{drained_at}Z")
+    drained["status"]["conditions"] = [
+        {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}
+    ]
+    removed_pods = [("Removed/worker-0", deleted), ("Removed/worker-1", drained)]
+    for pods in (removed_pods, removed_pods[::-1]):
+        failure = job_status.build_failed_status(Observation(dict(pods), frozenset()), "").failure
+        assert failure
+        assert failure.node == node
+
+
 def test_pod_that_failed_before_another_was_deleted_is_the_cause() -> None:
     """A pod that was deleted after the failure is not its cause."""
     removed = build_ended_pod("Running", 0, 0, deletionTimestamp="2023-11-14T22:13:38Z", deletionGracePeriodSeconds=15)

@@ -243,6 +243,7 @@ def test_pod_that_failed_before_any_container_was_refused(reason: str) -> None:
         ("TerminationByKubelet", "The node was low on resource: memory.", "evicted", False),
         ("DeletionByDeviceTaintManager", "deleting due to NoExecute taint", "terminated", True),
         ("AReasonOfALaterVersion", "", "terminated", True),
+        ("", "ended", "terminated", True),
     ],
 )
 def test_disruption_is_a_cause_whatever_its_reason(reason: str, message: str, cause: str, is_requeue: bool) -> None:
@@ -251,6 +252,7 @@ def test_disruption_is_a_cause_whatever_its_reason(reason: str, message: str, ca
     failure = find_failure(build_status_pod("Running", conditions=[condition]))
     assert failure
     assert (failure.cause, failure.retry, failure.requeue) == (cause, True, is_requeue)
+    assert ": :" not in failure.sentence
 
 
 def test_unknown_reason_of_a_container_that_waits_is_reported_and_ends_nothing() -> None:
