@@ -85,7 +85,7 @@ _VALUE_GROUPS = ("escaped", "double", "single", "bare")
 _OPTION_NAME = re.compile(r"--?[A-Za-z][\w.-]*")
 _HARMLESS_VALUE = re.compile(
     r"(?i)[\d.,:+/%-]{0,15}|\d[\d.]{0,10}(?:[kmgt]i?b?|[mun]?s|min|h|x)"
-    r"|true|false|yes|no|on|off|none|null|auto|default|\$.*|<.*>|\*+"
+    r"|(?:true|false|yes|no|on|off|none|null|auto|default)[])}`.:]{0,4}|\$.*|<.*>|\*+"
 )
 # An expression of a program, as in `token=args.token`.
 _CODE_VALUE = re.compile(r"[A-Za-z_]+[])}:]*|[A-Za-z_]\w*[.(\[].*")
