@@ -15,6 +15,7 @@ from torchyard.code.object_store import publish_archive
 from torchyard.common.local_errors import OUTAGE_TIMEOUT_S, retry_step
 from torchyard.common.log import get_log
 from torchyard.diagnosis import pod_facts, pod_reasons
+from torchyard.diagnosis.pod_facts import RUN_LABEL
 from torchyard.kube.client import Client, KubeObject, get_cluster_client
 from torchyard.model.errors import ClusterError, CodeError, RendezvousError
 from torchyard.model.plan import ManifestPlan, StagedCode
@@ -22,7 +23,6 @@ from torchyard.pods import etcd, lease_record
 from torchyard.pods.code.unpacking import add_archive, add_url, is_code_map
 from torchyard.pods.code.upload import is_code_upload
 from torchyard.pods.optional_objects import find_optional_object
-from torchyard.pods.template import RUN_LABEL
 
 _STORE_READY_TIMEOUT_S = 300.0  # seconds, including the pull of its image
 _STORE_POLL_INTERVAL_S = 0.25

@@ -21,7 +21,7 @@ from http import HTTPStatus
 
 from torchyard.cluster import lease
 from torchyard.cluster.create import is_own_object
-from torchyard.cluster.listing import GroupVersionKind, list_labelled_objects
+from torchyard.cluster.listing import GroupVersionKind, format_selector, list_labelled_objects
 from torchyard.common.local_errors import OUTAGE_TIMEOUT_S, retry_step
 from torchyard.common.log import get_log
 from torchyard.diagnosis import pod_facts
@@ -30,7 +30,6 @@ from torchyard.kube.per_client import PerClient
 from torchyard.model.errors import ClusterError, NotFoundError
 from torchyard.model.plan import ManifestPlan
 from torchyard.pods import lease_record
-from torchyard.pods.template import ROLE_LABEL
 from torchyard.pods.user_manifest import has_protected_data
 
 REMOVAL_TIMEOUT_S = 60.0  # seconds that removal may take, besides the pods' own grace period
@@ -68,7 +67,7 @@ def delete_object(plan: ManifestPlan, obj: KubeObject) -> bool:
 
 def _format_attempt(plan: ManifestPlan) -> str:
     """The attempt of a run that a plan is for: the next one may have objects of the same names."""
-    return ",".join(f"{key}={value}" for key, value in plan.labels.items())
+    return format_selector(plan.labels)
 
 
 def stop_job(plan: ManifestPlan) -> None:
@@ -180,7 +179,7 @@ def _read_own_objects(plan: ManifestPlan) -> list[KubeObject]:
 
 def _is_part_of_job(obj: KubeObject) -> bool:
     """Whether an object belongs to the job itself; the store and the files have a role."""
-    return ROLE_LABEL not in (obj["metadata"].get("labels") or {})
+    return pod_facts.ROLE_LABEL not in (obj["metadata"].get("labels") or {})
 
 
 def _list_created_kinds(plan: ManifestPlan) -> list[GroupVersionKind]:
@@ -263,7 +262,7 @@ def delete_owned_pods(
             deleted_uids.add(obj["metadata"]["uid"])
     label_sets: list[Mapping[str, str]] = []  # of the pods to delete
     for obj in objects:
-        is_job_pod = obj["kind"] == "Pod" and ROLE_LABEL not in (obj["metadata"].get("labels") or {})
+        is_job_pod = obj["kind"] == "Pod" and pod_facts.ROLE_LABEL not in (obj["metadata"].get("labels") or {})
         if is_job_pod and not obj["metadata"].get("deletionTimestamp"):
             owner_uids = {owner.get("uid") for owner in pod_facts.get_mappings(obj, "metadata", "ownerReferences")}
             if not owner_uids & deleted_uids:
@@ -271,8 +270,7 @@ def delete_owned_pods(
             label_sets.append(obj["metadata"]["labels"])
     if not label_sets:
         return
-    selectors = [f"{key}={value}" for key, value in labels.items()]
-    selectors.append(f"!{ROLE_LABEL}")
+    selectors = [format_selector(labels), f"!{pod_facts.ROLE_LABEL}"]
 
     def delete_share(selector: str) -> None:
         query = {"labelSelector": ",".join([*selectors, selector] if selector else selectors)}

@@ -10,7 +10,6 @@ from torchyard.cluster.checks.capacity import check_capacity
 from torchyard.cluster.checks.cluster import query_queue
 from torchyard.diagnosis.job_status import select_job_pods
 from torchyard.diagnosis.no_progress import (
-    RUN_LABEL,
     ClusterContext,
     Diagnosis,
     explain_no_progress,
@@ -18,6 +17,7 @@ from torchyard.diagnosis.no_progress import (
     find_unscheduled_pods,
     has_stalled_pods,
 )
+from torchyard.diagnosis.pod_facts import RUN_LABEL
 from torchyard.kube.client import Client
 from torchyard.kube.per_client import PerClient
 from torchyard.model.errors import ClusterError

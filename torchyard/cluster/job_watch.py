@@ -15,6 +15,7 @@ from typing import Any, Self
 from torchyard.cluster import lease
 from torchyard.cluster.diagnose import ProgressMonitor
 from torchyard.cluster.lease_renewal import get_renewer
+from torchyard.cluster.listing import format_selector
 from torchyard.cluster.logs.pod_logs import PodLogs
 from torchyard.cluster.outage import OutageCause, OutageReporter
 from torchyard.cluster.reflector import ObjectChange, Reflector
@@ -270,9 +271,9 @@ class ClusterWatch:
 
     def _list_pods(self) -> dict[str, Mapping[str, Any]] | None:
         """The pods of the job by node, as the API server has them now; None if they cannot be read."""
-        labels = ",".join(f"{key}={value}" for key, value in self._plan.labels.items())
         try:
-            response = self._client.get_once(self._client.path("v1", "Pod"), {"labelSelector": labels})
+            query = {"labelSelector": format_selector(self._plan.labels)}
+            response = self._client.get_once(self._client.path("v1", "Pod"), query)
             pods = sorted(response["items"], key=pod_facts.get_creation_time)  # the last one is the node's
             return {self._plan.node(pod["metadata"]["name"]): pod for pod in pods}
         except (ClusterError, TransientError, ValueError, KeyError, TypeError):

@@ -14,11 +14,12 @@ from torchyard.cluster.listing import GroupVersionKind, list_labelled_objects
 from torchyard.cluster.logs.log_follower import LOG_READERS
 from torchyard.cluster.logs.pod_logs import PodLogs
 from torchyard.diagnosis import pod_facts
+from torchyard.diagnosis.pod_facts import ROLE_LABEL, RUN_LABEL
 from torchyard.kube.client import Client, KubeObject, get_cluster_client
 from torchyard.model.errors import ClusterError
 from torchyard.model.profile import Cluster
 from torchyard.pods import lease_record
-from torchyard.pods.template import ATTEMPT_KEY, ROLE_LABEL, RUN_LABEL
+from torchyard.pods.template import ATTEMPT_KEY
 
 LEASE_KIND: GroupVersionKind = (lease_record.LEASE_API, lease_record.LEASE_KIND)
 _POD_KIND: GroupVersionKind = ("v1", "Pod")

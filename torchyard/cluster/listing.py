@@ -41,8 +41,7 @@ def list_labelled_objects(
     everywhere: in all namespaces, not only in the client's.
     is_metadata_enough: see `Client.list`.
     """
-    selector = ",".join(f"{key}={value}" if value else key for key, value in labels.items())
-    params = {"labelSelector": selector}
+    params = {"labelSelector": format_selector(labels)}
 
     def list_kind(kind: GroupVersionKind) -> list[KubeObject] | ClusterError:
         try:
@@ -61,6 +60,11 @@ def list_labelled_objects(
             else:
                 listing.objects.extend(response)
     return listing
+
+
+def format_selector(labels: Mapping[str, str]) -> str:
+    """The selector of objects that have all of these labels; an empty value matches any."""
+    return ",".join(f"{key}={value}" if value else key for key, value in labels.items())
 
 
 # --- discovery

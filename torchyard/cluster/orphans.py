@@ -31,11 +31,11 @@ from torchyard.cluster.lease import (
 from torchyard.cluster.listing import GroupVersionKind, ListedObjects, list_kinds, list_labelled_objects
 from torchyard.common.log import get_log
 from torchyard.diagnosis import pod_facts
+from torchyard.diagnosis.pod_facts import ROLE_LABEL, RUN_LABEL
 from torchyard.kube.client import Client, KubeObject, get_cluster_client
 from torchyard.model.errors import ClusterError
 from torchyard.model.profile import Cluster
 from torchyard.pods import lease_record
-from torchyard.pods.template import ROLE_LABEL, RUN_LABEL
 from torchyard.pods.user_manifest import has_protected_data
 
 _UNLEASED_ORPHAN_AFTER_S = 600.0  # seconds after which an object of a run without a Lease is an orphan

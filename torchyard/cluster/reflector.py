@@ -9,6 +9,7 @@ from collections.abc import Mapping, Set
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
+from torchyard.cluster.listing import format_selector
 from torchyard.diagnosis import pod_facts
 from torchyard.kube.client import Client, KubeObject
 from torchyard.kube.retry import Backoff, TransientError
@@ -212,7 +213,7 @@ class Reflector(threading.Thread):
             main = self._plan.main
             job = self._client.get_once(self._client.path(main["apiVersion"], main["kind"], self._plan.job))
             return {"labelSelector": f"{self._watched.owner_label}={job['metadata']['uid']}"}
-        return {"labelSelector": ",".join(f"{key}={value}" for key, value in self._plan.labels.items())}
+        return {"labelSelector": format_selector(self._plan.labels)}
 
     def _publish_list(self, objects: Mapping[str, KubeObject]) -> None:
         """Publish all objects that exist now, by name; published ones that are not among them have disappeared.

@@ -19,6 +19,7 @@ from torchyard.diagnosis.event_rules import (
 )
 from torchyard.diagnosis.job_status import select_job_pods
 from torchyard.diagnosis.pod_facts import (
+    RUN_LABEL,
     PodReason,
     Pods,
     find_condition,
@@ -47,7 +48,6 @@ from torchyard.model.run import Failure, Observation
 
 _MAX_EVENT_AGE_S = 150.0  # how long an event counts: a kubelet retries a volume after two minutes at most
 _CONTROLLER_TIMEOUT_S = 30.0  # without pods, after which a controller has missed a job, and is not only slow
-RUN_LABEL = "torchyard/run"
 _PIPELINED_MARKER = "can possibly be assigned"  # in Volcano's message about a pod for which it could preempt others
 _ORIGIN_MARKER = "Origin reason is "  # in that about its PodGroup, before `POD: REASON`
 

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple, TypeGuard, TypeVar
 
 Pods = Mapping[str, Mapping[str, Any]]
+RUN_LABEL = "torchyard/run"
 ROLE_LABEL = "torchyard/role"
 REMOVALS_KEY = "torchyard/removals"  # in a removed pod as the watch keeps it: how many pods of its node were removed
 OBSTACLES_KEY = "torchyard/obstacles"  # in a pod as the watch keeps it: what its containers wait for, and since when

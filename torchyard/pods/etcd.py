@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from torchyard.diagnosis.pod_facts import ROLE_LABEL, RUN_LABEL
 from torchyard.model.profile import Profile
 from torchyard.model.requirements import ClusterRequirement, Permission, get_resource, is_cluster_scoped
 from torchyard.model.resolved import ResolvedProfile
@@ -28,7 +29,7 @@ def etcd_name(profile: Profile, run: Run) -> str:
 def build_etcd(profile: ResolvedProfile, run: Run, image: str) -> tuple[dict[str, Any], ...]:
     """The Service, the policy that keeps others out, and the pod, in the order of creation."""
     name = etcd_name(profile, run)
-    labels = template.attempt_labels(profile, run) | {template.ROLE_LABEL: "store"}
+    labels = template.attempt_labels(profile, run) | {ROLE_LABEL: "store"}
     service = {
         "apiVersion": "v1",
         "kind": "Service",
@@ -61,13 +62,13 @@ def is_companion_object(obj: dict[str, Any]) -> bool:
     One that outlives the run, because it holds data or has no namespace, does not have the run's label.
     """
     may_outlive_run = obj["kind"] in DATA_KINDS or is_cluster_scoped(get_resource(obj["apiVersion"], obj["kind"]))
-    outlives_run = may_outlive_run and template.RUN_LABEL not in (obj["metadata"].get("labels") or {})
+    outlives_run = may_outlive_run and RUN_LABEL not in (obj["metadata"].get("labels") or {})
     return outlives_run or _get_role(obj) in ("companion", DISPOSABLE_ROLE)
 
 
 def _get_role(obj: dict[str, Any]) -> str:
     """The role that an object's label gives it; empty for the job itself."""
-    return str((obj["metadata"].get("labels") or {}).get(template.ROLE_LABEL, ""))
+    return str((obj["metadata"].get("labels") or {}).get(ROLE_LABEL, ""))
 
 
 def _build_placement(profile: ResolvedProfile) -> dict[str, Any]:

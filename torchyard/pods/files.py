@@ -4,6 +4,7 @@ import base64
 import hashlib
 
 from torchyard.agents.job_files import list_job_files, needs_config_map
+from torchyard.diagnosis.pod_facts import ROLE_LABEL
 from torchyard.model.resolved import ResolvedProfile
 from torchyard.model.run import Run
 from torchyard.pods import template
@@ -17,7 +18,7 @@ _ROLE = "files"
 def build_files(profile: ResolvedProfile, run: Run) -> tuple[Manifest, ...]:
     """The ConfigMaps with the files and with the code, which are created before the job; empty if it needs none."""
     labels = template.attempt_labels(profile, run)
-    code_labels = labels | {template.ROLE_LABEL: CODE_ROLE}
+    code_labels = labels | {ROLE_LABEL: CODE_ROLE}
     code_map = build_code_map(profile, template.code_name(profile, run), code_labels)
     return (*code_map, *_build_files_map(profile, run, labels))
 
@@ -40,7 +41,7 @@ def _build_files_map(profile: ResolvedProfile, run: Run, labels: dict[str, str])
     config_map = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": {"name": template.files_name(profile, run), "labels": labels | {template.ROLE_LABEL: role}},
+        "metadata": {"name": template.files_name(profile, run), "labels": labels | {ROLE_LABEL: role}},
         "data": text,
         "binaryData": binary,
     }
@@ -55,7 +56,7 @@ def summarize_files(plan: Manifest) -> Manifest:
 
 
 def _summarize_object(obj: Manifest) -> Manifest:
-    if (obj["metadata"].get("labels") or {}).get(template.ROLE_LABEL) not in (_ROLE, OWN_FILES_ROLE, CODE_ROLE):
+    if (obj["metadata"].get("labels") or {}).get(ROLE_LABEL) not in (_ROLE, OWN_FILES_ROLE, CODE_ROLE):
         return obj
     summary = dict(obj)
     if obj.get("data"):

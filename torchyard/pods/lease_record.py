@@ -17,13 +17,13 @@ from uuid import UUID
 from pydantic import Field
 
 from torchyard.common.json_text import parse_json
-from torchyard.diagnosis.pod_facts import get_mapping, parse_timestamp, to_number, to_text
+from torchyard.diagnosis.pod_facts import RUN_LABEL, get_mapping, parse_timestamp, to_number, to_text
 from torchyard.model.base import FrozenModel
 from torchyard.model.profile import Profile
 from torchyard.model.resolved import ResolvedProfile
 from torchyard.model.run import End, Outcome, Run
 from torchyard.pods import seal
-from torchyard.pods.template import ATTEMPT_KEY, RUN_LABEL, attempt_labels
+from torchyard.pods.template import ATTEMPT_KEY, attempt_labels
 
 LEASE_API = "coordination.k8s.io/v1"
 LEASE_KIND = "Lease"

@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from torchyard.pods.template import ROLE_LABEL
+from torchyard.diagnosis.pod_facts import ROLE_LABEL
 
 OWN_FILES_ROLE = "own-files"  # of a ConfigMap that has only torchyard's own files
 

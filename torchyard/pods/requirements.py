@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from torchyard.agents.job_code import list_code_advice
 from torchyard.agents.job_files import needs_config_map
-from torchyard.diagnosis.pod_facts import find_main_container, get_mapping, get_mappings
+from torchyard.diagnosis.pod_facts import RUN_LABEL, find_main_container, get_mapping, get_mappings
 from torchyard.lint.rdma import HCA_VARIABLE, ExpectedHcas, count_listed_hcas, list_hca_shortages
 from torchyard.lint.workload import ManifestContainer
 from torchyard.model.finding import Finding, warning_check
@@ -25,7 +25,7 @@ from torchyard.model.requirements import (
 )
 from torchyard.model.resolved import ResolvedProfile
 from torchyard.model.run import Run
-from torchyard.pods.template import NODE_TOPOLOGY_KEY, RUN_LABEL, code_name, files_name
+from torchyard.pods.template import NODE_TOPOLOGY_KEY, code_name, files_name
 from torchyard.pods.volumes import Manifest
 
 _RUN_PERMISSIONS = (

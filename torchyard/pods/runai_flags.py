@@ -7,6 +7,7 @@ from typing import Literal
 
 from torchyard.agents import command, process_env
 from torchyard.agents.torchrun import Endpoint, JobNode
+from torchyard.diagnosis.pod_facts import RUN_LABEL
 from torchyard.model.finding import Finding
 from torchyard.model.pod import Mount, Pod, Toleration, read_toleration
 from torchyard.model.resolved import GPU_RESOURCE, ResolvedProfile
@@ -15,7 +16,7 @@ from torchyard.pods import template
 
 Generation = Literal["cli-v1", "cli-v2"]
 _COMMAND_VARIABLE = "TORCHYARD_COMMAND"
-_CLI_LABELS = {template.RUN_LABEL: template.CLI_RUN_LABEL}
+_CLI_LABELS = {RUN_LABEL: template.CLI_RUN_LABEL}
 _KUBERNETES_REMEDY = "or use options.through: kubernetes"
 # Flags of v1 that have another name in v2.
 _V2_FLAGS = {

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from torchyard.agents.job_code import get_pod_folder
 from torchyard.agents.job_files import MOUNTED
 from torchyard.agents.process_env import NCCL_LOG_ENV, NODE_VARIABLE, build_job_env, escape_dollars
-from torchyard.diagnosis.pod_facts import get_mapping
+from torchyard.diagnosis.pod_facts import ROLE_LABEL, RUN_LABEL, get_mapping
 from torchyard.lint.rdma import NETWORKS_ANNOTATION
 from torchyard.model.errors import ProfileError
 from torchyard.model.finding import Finding
@@ -43,9 +43,7 @@ from torchyard.pods.volumes import (
     drop_empty,
 )
 
-RUN_LABEL = "torchyard/run"
 ATTEMPT_KEY = "torchyard/attempt"
-ROLE_LABEL = "torchyard/role"
 CLI_RUN_LABEL = "torchyard/cli-run"  # of a job without a Lease: with RUN_LABEL, a sweep would remove it as abandoned
 NODE_TOPOLOGY_KEY = "kubernetes.io/hostname"  # the label whose value differs on each node
 _MAX_NODES = 1000  # nodes: the longest name of a profile and three digits make a host name of 63 characters

@@ -173,7 +173,7 @@ def _adopt_job(main: Manifest, profile: Profile, run: Run, job_kind: JobKind) ->
     for pod_set in list_pod_sets(job, job_kind):
         _add_labels(pod_set.template, labels)
     for companion in job_kind.list_companions(main):
-        _add_labels(companion, labels | {pod_template.ROLE_LABEL: "companion"})
+        _add_labels(companion, labels | {pod_facts.ROLE_LABEL: "companion"})
     elastic_policy = job["spec"].get("elasticPolicy")  # without an id, all jobs would meet under the id `none`
     if isinstance(elastic_policy, dict) and not elastic_policy.get("rdzvId"):
         elastic_policy["rdzvId"] = run.job(profile)
@@ -189,15 +189,15 @@ def _companion_labels(document: Mapping[str, Any], profile: Profile, run: Run) -
         return {}
     labels = pod_template.attempt_labels(profile, run)
     if document.get("kind") not in etcd.DATA_KINDS:
-        return labels | {pod_template.ROLE_LABEL: "companion"}
+        return labels | {pod_facts.ROLE_LABEL: "companion"}
     if profile.on_companion_data == "delete":
-        return labels | {pod_template.ROLE_LABEL: etcd.DISPOSABLE_ROLE}
+        return labels | {pod_facts.ROLE_LABEL: etcd.DISPOSABLE_ROLE}
     return {}
 
 
 def has_protected_data(obj: Mapping[str, Any]) -> bool:
     """Whether deleting an object would lose data that no profile allows to be deleted."""
-    role = pod_facts.get_mapping(obj, "metadata", "labels").get(pod_template.ROLE_LABEL)
+    role = pod_facts.get_mapping(obj, "metadata", "labels").get(pod_facts.ROLE_LABEL)
     return obj.get("kind") in etcd.DATA_KINDS and role != etcd.DISPOSABLE_ROLE
 
 

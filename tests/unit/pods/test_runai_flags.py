@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tests.conftest import RUN_ID, Write, load
 from tests.doubles.kubelet import expand_variables
+from torchyard.diagnosis.pod_facts import RUN_LABEL
 from torchyard.launchers import registry
 from torchyard.model.errors import ProfileError
 from torchyard.model.plan import CommandPlan
@@ -18,7 +19,6 @@ from torchyard.model.pod import Pod
 from torchyard.model.profile import Profile
 from torchyard.model.resolved import ResolvedProfile, resolve
 from torchyard.model.run import Run
-from torchyard.pods import template
 from torchyard.pods.runai_flags import build_script
 
 RUN = Run(id=RUN_ID, attempt=1, folder="/runs")
@@ -78,9 +78,7 @@ def test_profile_becomes_flags(write: Write, keys: dict[str, Any], flag: str, va
 @pytest.mark.parametrize("through", ["cli-v1", "cli-v2"])
 def test_sweep_does_not_find_a_cli_job(write: Write, through: str) -> None:
     """A job through the CLI has no Lease, so it does not get the label by which a sweep finds runs."""
-    assert not [
-        arg for arg in get_submit_argv(load_runai_profile(write, through)) if arg.startswith(f"{template.RUN_LABEL}=")
-    ]
+    assert not [arg for arg in get_submit_argv(load_runai_profile(write, through)) if arg.startswith(f"{RUN_LABEL}=")]
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from http import HTTPStatus
 from typing import Any
 
 from torchyard.cluster.checks.permissions import RBAC_COMMAND, is_known_refusal
+from torchyard.diagnosis.pod_facts import RUN_LABEL
 from torchyard.kube.client import Client
 from torchyard.model.errors import ClusterError
 from torchyard.model.finding import Finding, Verdict, failed_check, passed_check, warning_check
@@ -16,7 +17,6 @@ from torchyard.model.requirements import AdmissionAccepted
 from torchyard.pods.etcd import is_companion_object
 from torchyard.pods.manifest_names import RENAMED_KINDS
 from torchyard.pods.optional_objects import find_optional_object
-from torchyard.pods.template import RUN_LABEL
 from torchyard.pods.user_manifest import has_protected_data
 
 _VERDICTS_BY_SEVERITY: tuple[Verdict, ...] = ("failed", "warning", "ok")
@@ -117,7 +117,7 @@ def find_deleting_run(plan: ManifestPlan, companion: dict[str, Any]) -> str | No
 
 def _describe_owner(metadata: dict[str, Any]) -> str:
     """Which run, owner or client an object belongs to, as far as its metadata records it."""
-    run = metadata.get("labels", {}).get("torchyard/run")
+    run = (metadata.get("labels") or {}).get(RUN_LABEL)
     if run:
         return f"belongs to the run {run}"
     owners = metadata.get("ownerReferences")

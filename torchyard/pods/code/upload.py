@@ -5,13 +5,14 @@ archive under its digest, so the command of a later run receives nothing.
 """
 
 from torchyard.agents.job_code import CLAIM_ROOT, find_claim
+from torchyard.diagnosis.pod_facts import ROLE_LABEL
 from torchyard.model.plan import CodeClaim
 from torchyard.model.requirements import ClusterRequirement, Permission
 from torchyard.model.resolved import ResolvedProfile
 from torchyard.model.run import Run
 from torchyard.pods.code.unpacking import ARCHIVE_KEY, CODE_ROLE, CONTAINER_NAME
 from torchyard.pods.etcd import PERMISSION_VERBS
-from torchyard.pods.template import ROLE_LABEL, attempt_labels
+from torchyard.pods.template import attempt_labels
 from torchyard.pods.volumes import CODE_CLAIM_VOLUME, Manifest, drop_empty
 
 VOLUME_FOLDER = "/run/torchyard-volume"
