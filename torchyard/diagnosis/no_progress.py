@@ -40,7 +40,7 @@ from torchyard.diagnosis.queues.queue import Queue, describe_queue
 from torchyard.model.causes.cause import Cause, PodRule
 from torchyard.model.causes.events import EVENT_RULES
 from torchyard.model.causes.launcher import LauncherCause
-from torchyard.model.causes.platform import SCHEDULER_RULES, PlatformCause
+from torchyard.model.causes.platform import SCHEDULER_RULES, SHORTAGE_PATTERN, PlatformCause
 from torchyard.model.finding import Finding
 from torchyard.model.plan import ManifestPlan
 from torchyard.model.requirements import Capacity, Controller
@@ -324,6 +324,8 @@ def _explain_by_scheduler(context: _Context) -> Diagnosis | None:
         return _explain_by_capacity(summary, capacity)
     if cause is PlatformCause.HOST_PORT:
         port_conflict = _describe_port_conflict(plan, context.pods[name], context.cluster.other_pods)
+        if re.search(SHORTAGE_PATTERN, message):
+            port_conflict += " among those with room"
         return _diagnose(Failure(cause=PlatformCause.HOST_PORT, sentence=f"{summary}, and {port_conflict}", node=name))
     is_room_missing = cause is PlatformCause.UNSCHEDULABLE and unscheduled[name].reason != "SchedulingGated"
     suffix = "; nodes would do if they were free" if capacity and is_room_missing else ""

@@ -150,7 +150,7 @@ SCHEDULER_MESSAGES = {
     ),
     "0/9 nodes are available: 2 node(s) had volume node affinity conflict, 7 Insufficient memory.": "unschedulable",
     "0/8 nodes are available: 1 node(s) didn't have free ports for the requested pod ports, 7 Insufficient cpu.": (
-        "unschedulable"
+        "host-port"
     ),
     "0/3 nodes are available: 1 node(s) didn't have free ports, 2 node(s) didn't match node selector.": "host-port",
     "0/2 nodes are available: 2 node(s) had untolerated taint. no new claims to deallocate, preemption: x": "taint",
@@ -166,7 +166,7 @@ SCHEDULER_MESSAGES = {
 
 @pytest.mark.parametrize("message", SCHEDULER_MESSAGES)
 def test_scheduler_names_the_cause(plan: ManifestPlan, message: str) -> None:
-    """A port, a volume, labels or taints are the cause only if no node merely lacks room; none of them is final."""
+    """A volume, labels or taints are the cause only if no node merely lacks room; none of them is final."""
     diagnosis = explain(plan, ClusterContext(capacity=OPEN), worker_0=build_unschedulable_pod(message))
     cause = summarize(diagnosis)[0]
     assert cause == SCHEDULER_MESSAGES[message]
@@ -182,6 +182,15 @@ def test_pod_that_the_scheduler_skipped_is_not_to_blame(plan: ManifestPlan) -> N
     assert summarize(diagnosis)[1].endswith(": 9 Insufficient cpu")
     gated = build_unschedulable_pod("Scheduling is blocked", reason="SchedulingGated")
     assert "if they were free" not in summarize(explain(plan, ClusterContext(capacity=OPEN), worker_0=gated))[1]
+
+
+def test_port_is_free_on_no_node_with_room(plan: ManifestPlan) -> None:
+    """If other nodes lack room, the sentence does not claim that their port is in use."""
+    message = (
+        "0/8 nodes are available: 1 node(s) didn't have free ports for the requested pod ports, 7 Insufficient cpu."
+    )
+    sentence = summarize(explain(plan, worker_0=build_unschedulable_pod(message)))[1]
+    assert sentence.endswith("no node has port of the host free among those with room")
 
 
 def test_run_that_holds_the_port_is_named(plan: ManifestPlan) -> None:

@@ -33,16 +33,15 @@ class PlatformCause(Cause):
 
 
 # What a scheduler reports about the nodes; the first pattern that is found in it decides. A claim without a volume fits
-# no node. A node that is only busy may become free, so a shortage comes before what excludes the other nodes. The
-# taints and labels of nodes that are not for this job come last.
+# no node. Another attempt has another port, and Volcano also calls a node short of a resource that it does not have at
+# all, so a port comes before a shortage. A node that is only busy may become free, so a shortage comes before what
+# excludes the other nodes. The taints and labels of nodes that are not for this job come last.
+SHORTAGE_PATTERN = "Insufficient |[Tt]oo many pods|resources|topology|anti-affinity|volume count|all claims"
 SCHEDULER_RULES = (
     ("(?i)persistentvolumeclaim", PlatformCause.VOLUME_MOUNT),
-    (
-        "Insufficient |[Tt]oo many pods|resources|topology|anti-affinity|volume count|all claims",
-        PlatformCause.UNSCHEDULABLE,
-    ),
-    ("had volume node affinity conflict|find available persistent volumes", PlatformCause.VOLUME_MOUNT),
     ("free ports", PlatformCause.HOST_PORT),
+    (SHORTAGE_PATTERN, PlatformCause.UNSCHEDULABLE),
+    ("had volume node affinity conflict|find available persistent volumes", PlatformCause.VOLUME_MOUNT),
     ("match Pod's node affinity|match node selector", PlatformCause.UNSCHEDULABLE_SELECTOR),
     ("taint", PlatformCause.TAINT),
 )
