@@ -149,9 +149,11 @@ def describe_refusals(
     for (name, location), reason in reasons.items():
         if name in requested_runs - removed:
             messages.append(f"{name} in {location}: {reason}")
-    ended = {folder.name for folder in _list_folders([])}  # those that are not abandoned have ended
-    missing = requested_runs - {run.run for run in abandoned_runs} - ended
-    messages += [f"there is no run {name} that this user may see" for name in sorted(missing)]
+    listing_faults: list[str] = []
+    ended = {folder.name for folder in _list_folders(listing_faults)}  # those that are not abandoned have ended
+    if not listing_faults:  # a list that failed does not prove that there is no such run
+        missing = requested_runs - {run.run for run in abandoned_runs} - ended
+        messages += [f"there is no run {name} that this user may see" for name in sorted(missing)]
     return messages
 
 

@@ -1,6 +1,7 @@
 """The sweep: which runs it finds and removes, and its final state."""
 
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -111,6 +112,17 @@ def test_name_that_does_not_exist_is_an_error(folder: CreateFolder) -> None:
     assert describe_refusals(frozenset({"gone-00000004"}), [], []) == [
         "there is no run gone-00000004 that this user may see"
     ]
+
+
+def test_folders_that_cannot_be_listed_prove_no_absence() -> None:
+    """If this machine's runs cannot be listed, that is the fault, and no run is said not to exist."""
+    shutil.rmtree(runs_folder(), ignore_errors=True)
+    runs_folder().write_text("not a folder")
+    faults: list[str] = []
+    assert list(find_local_runs(frozenset({"gone-00000004"}), faults)) == []
+    assert len(faults) == 1
+    assert "cannot be listed" in faults[0]
+    assert describe_refusals(frozenset({"gone-00000004"}), [], []) == []
 
 
 # --- processes here whose run folder was removed
