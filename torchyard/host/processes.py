@@ -150,7 +150,7 @@ def identify_process(pid: int) -> ProcessId:
 
 
 def list_descendants(ancestors: Iterable[int]) -> list[int]:
-    """The living descendants of processes, whatever their label."""
+    """The living descendants of processes, whatever their label; a parent precedes its children."""
     children: dict[int, list[int]] = {}
     for pid in _list_pids():
         parent_pid = _read_stat(pid).parent_pid
@@ -178,14 +178,15 @@ class JobProcesses:
         self._processes = set(processes)
 
     def find(self) -> list[ProcessId]:
-        """The living ones."""
+        """The living ones, oldest first: a parent that outlives its child may go on, as if the child had ended."""
         ancestors = [process.pid for process in {*self._supervisors, *self._processes} if process.is_alive]
         pids = list_descendants(ancestors) + find_labelled(self._label)
         self._processes.update(map(identify_process, pids))
-        return sorted(process for process in self._processes if process.is_alive)
+        living = [process for process in self._processes if process.is_alive]
+        return sorted(living, key=lambda process: (process.start_time, process.pid))
 
     def send_signal(self, signal_number: int) -> None:
-        """Send a signal to all of them."""
+        """Send a signal to all of them, a parent before its children."""
         send_signal([process.pid for process in self.find()], signal_number)
 
 

@@ -13,7 +13,8 @@ import pytest
 from tests.processes.removed_folders import LABEL, RUN, Start, is_running
 from tests.processes.supervised import call_supervisor, send_line, start_script, start_watch
 from tests.support.waiting import wait_until
-from torchyard.host.processes import end_processes, find_labelled, identify_process
+from torchyard.host import processes
+from torchyard.host.processes import JobProcesses, ProcessId, end_processes, find_labelled, identify_process
 from torchyard.machines.host_command import script_command
 from torchyard.machines.processes import run_command
 
@@ -102,6 +103,15 @@ def test_process_that_starts_a_program_is_found(tmp_path: Path) -> None:
         finally:
             process.kill()
     assert looks == [[process.pid]] * 300
+
+
+def test_processes_of_a_job_are_listed_oldest_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A parent precedes its child also if the numbers of the processes have started again from the lowest."""
+    start_times = {7: 500, 4_000_000: 400}
+    monkeypatch.setattr(processes, "find_labelled", lambda label: list(start_times))
+    monkeypatch.setattr(processes, "identify_process", lambda pid: ProcessId(pid, start_times[pid]))
+    monkeypatch.setattr(ProcessId, "is_alive", True)
+    assert [process.pid for process in JobProcesses(LABEL, []).find()] == [4_000_000, 7]
 
 
 def test_missing_descriptors_do_not_hide_a_process() -> None:

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.support.waiting import TIMEOUT_S, wait_until
+from torchyard.host.processes import send_signal
 from torchyard.kube import credentials
 from torchyard.kube.credentials import Credentials, load_first
 from torchyard.kube.retry import TransientError
@@ -80,13 +81,25 @@ def test_reload_that_hangs_holds_up_no_thread_for_long() -> None:
 
 
 def test_hanging_plugin_is_killed_at_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A plugin that has hung for minutes is killed with its children, so that the credentials can be loaded again."""
+    """A plugin that has hung for minutes is killed, a parent before its children, and the credentials load again."""
+    killed: list[int] = []
+
+    def kill(pids: list[int], signal_number: int) -> None:
+        killed.extend(pids)
+        send_signal(pids, signal_number)
+
+    monkeypatch.setattr(credentials, "send_signal", kill)
     monkeypatch.setattr(credentials, "PLUGIN_TIMEOUT_S", 0.0)
-    commands = ["sleep 1000; true"]
+    plugins: list[int] = []
 
     def load() -> str:
-        command = commands.pop() if commands else "echo second"
-        return subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True).stdout.strip()
+        command = "echo second" if plugins else "sleep 1000; echo half"
+        with subprocess.Popen(["sh", "-c", command], stdout=subprocess.PIPE, text=True) as plugin:
+            plugins.append(plugin.pid)
+            output, _ = plugin.communicate()
+        if plugin.returncode != 0:
+            raise ClusterError("kubeconfig", "load the credentials", "the plugin was killed", 0)
+        return output.strip()
 
     tokens = Credentials("first", load, timeout_s=0.2)
 
@@ -96,7 +109,7 @@ def test_hanging_plugin_is_killed_at_last(monkeypatch: pytest.MonkeyPatch) -> No
         return False
 
     wait_until(is_renewed)
-    assert tokens.current == "second"
+    assert (tokens.current, killed[0]) == ("second", plugins[0])
 
 
 def test_first_load_that_hangs_is_reported_and_then_ended(
