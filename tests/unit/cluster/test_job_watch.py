@@ -51,8 +51,8 @@ def test_outage_does_not_count_as_idle_time(job: Job, monkeypatch: pytest.Monkey
         job.fake_api.cut()
         job.end()
         wait_until(lambda: watch.poll(timeout_s=0.01) is not None and not watch.is_fully_observed())
-        run_later(1.3, job.fake_api.heal)
-        assert (watch.drain_logs(idle_timeout_s=1.0), watch.lost_logs(), len(job.read_log())) == (True, {}, 5)
+        run_later(2.3, job.fake_api.heal)
+        assert (watch.drain_logs(idle_timeout_s=2.0), watch.lost_logs(), len(job.read_log())) == (True, {}, 5)
 
 
 def test_cancel_interrupts_the_reading_of_logs(job: Job) -> None:

@@ -80,11 +80,11 @@ def start_watched(folder: Path) -> Iterator[Callable[[float], WatchingLauncher]]
 
 def test_process_ends_with_its_lease(folder: Path) -> None:
     """A process whose lease is not renewed gets SIGTERM, and SIGKILL after the grace; log and state give the reason."""
-    start_script(folder, "trap 'echo bye' TERM; while :; do sleep 0.05; done", lease=1.0, grace=1.0)
+    start_script(folder, "trap 'echo bye' TERM; while :; do sleep 0.05; done", lease=2.0, grace=3.0)
     state = wait_for_exit(folder)
-    assert (state["exit"], state["abandoned"]) == (-9, 1.0)
+    assert (state["exit"], state["abandoned"]) == (-9, 2.0)
     assert read_log_texts(folder) == [
-        "ended by its supervisor: its lease was not renewed for 1 s (deadlines.lease)",
+        "ended by its supervisor: its lease was not renewed for 2 s (deadlines.lease)",
         "bye",
     ]
     assert find_labelled(str(folder)) == []

@@ -65,9 +65,9 @@ def test_lease_expires_without_the_folder(start: Start) -> None:
 
 def test_lease_is_renewed_without_the_folder(start: Start, node: Path) -> None:
     """Renewals keep a process alive even if its folder was removed."""
-    state = start(lease=1.0)
+    state = start(lease=2.0)
     with start_watch(node) as watch:
-        for _ in range(10):
+        for _ in range(12):
             send_line(watch, {"owner": "here:/runs/a"})
             time.sleep(0.2)
         assert is_running(state["agent"])

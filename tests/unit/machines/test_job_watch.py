@@ -153,12 +153,20 @@ def test_log_that_is_still_copied_is_disconnected(make_process: MakeProcess, cod
             poll_until(watch, lambda: not watch.is_disconnected())
 
 
-def test_process_without_a_state_is_not_seen(make_process: MakeProcess) -> None:
+def test_process_without_a_state_is_not_seen(make_process: MakeProcess, tmp_path: Path) -> None:
     """The state of a process is unknown before its first state came and after its connection has broken."""
-    with ProcessWatch([make_process(f"time.sleep(0.3)\n{RUNS}time.sleep(0.3)\nsys.exit(255)\n")]) as watch:
+    code = f"""
+while not os.path.exists('reachable'): time.sleep(0.01)
+{RUNS}
+while os.path.exists('reachable'): time.sleep(0.01)
+sys.exit(255)
+"""
+    with ProcessWatch([make_process(code)]) as watch:
         watch.poll(timeout_s=0.0)
         assert not watch.is_fully_observed()
+        (tmp_path / "reachable").touch()
         poll_until(watch, watch.is_fully_observed)
+        (tmp_path / "reachable").unlink()
         poll_until(watch, lambda: not watch.is_fully_observed())
 
 

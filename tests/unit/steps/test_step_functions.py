@@ -1,6 +1,7 @@
 """The six steps of an attempt, as the runner calls them."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -45,13 +46,32 @@ def test_attempt_takes_the_steps_in_their_order(write: Write, calls: list[str]) 
     assert (end, calls) == ("succeeded", [name for name in StepFunctions._fields if name != "rendezvous"])
 
 
-def test_hang_is_a_page_while_the_job_runs(write: Write) -> None:
-    """What the ranks' records say in the job's log is shown by the orchestrator, and is told again in the outcome."""
+class TouchingPages(KeptPages):
+    """Creates a file when the page of a hang is shown."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._path = path
+
+    def show_page(self, name: str, sentence: str, render: Callable[[], str]) -> None:
+        super().show_page(name, sentence, render)
+        if name == "hang":
+            self._path.touch()
+
+
+def test_hang_is_a_page_while_the_job_runs(write: Write, tmp_path: Path) -> None:
+    """A hang that the ranks' records in the job's log show is a page while the job still runs."""
     lines = [
         f"{RECORD_PREFIX}{record.model_dump_json(exclude={'node'})}" for record in build_missing_rank_records().values()
     ]
-    code = f"import time; print({chr(10).join(lines)!r}, flush=True); time.sleep(3); raise SystemExit(1)"
-    pages = KeptPages()
+    shown_path = tmp_path / "shown"
+    code = f"""
+import os, time
+print({chr(10).join(lines)!r}, flush=True)
+while not os.path.exists({str(shown_path)!r}): time.sleep(0.01)
+raise SystemExit(1)
+"""
+    pages = TouchingPages(shown_path)
     create_runner(build_lone_profile(write, code), RUN_ID, LocalControl(), other_sinks=(pages,)).run()
     assert "hangs in load (train.py:88)" in pages.pages["hang"]
     assert "| ranks |" in pages.pages["hang"]

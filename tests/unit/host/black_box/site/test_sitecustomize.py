@@ -20,9 +20,19 @@ def run(code: str, *path: str, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
 
 
+def wait_for_record(path: Path) -> str:
+    """The code of a program that waits until its record is written: a thread writes it, and another one builds it."""
+    return f"""
+import time
+while b'"rank"' not in open({str(path)!r}, "rb").read():
+    time.sleep(0.01)
+"""
+
+
 def test_rank_keeps_a_record(tmp_path: Path) -> None:
     """A process with a rank writes its record, although its program was not changed."""
-    run("import time; time.sleep(1)", TORCHYARD_BLACK_BOX=str(tmp_path), RANK="2", WORLD_SIZE="4", LOCAL_RANK="0")
+    environment = {"TORCHYARD_BLACK_BOX": str(tmp_path), "RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": "0"}
+    run(wait_for_record(tmp_path / "rank-2"), **environment)
     assert [(rank, record["world"]) for rank, record in read_slots(str(tmp_path)).items()] == [(2, 4)]
 
 
@@ -75,7 +85,7 @@ os.closerange(3, 1000)
 model = open({str(model)!r}, "wb", buffering=0)
 model.write(b"weights" * 100)
 may_write.set()
-time.sleep(1)
+{wait_for_record(tmp_path / "box" / "rank-0")}
 model.write(b"more")
 """
     run(code, TORCHYARD_BLACK_BOX=str(tmp_path / "box"), RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")
@@ -112,13 +122,8 @@ sys.path[0] = {SITE!r}
 del sys.modules["sitecustomize"]
 import sitecustomize
 """)
-    code = f"""
-import time
-record_path = {str(tmp_path / "box" / "rank-0")!r}
-while b'"rank"' not in open(record_path, "rb").read():  # a thread has written it, and another one has built it
-    time.sleep(0.01)
-"""
     environment = {"TORCHYARD_BLACK_BOX": str(tmp_path / "box"), "PYTHONPATH": str(tmp_path / "first")}
+    code = wait_for_record(tmp_path / "box" / "rank-0")
     result = run(code, **environment, RANK="0", WORLD_SIZE="1")
     assert result.stdout.splitlines()[-1] == "imported by threads: []"
 
