@@ -13,7 +13,7 @@ from typing import NamedTuple
 from torchyard.common.text import format_ranks
 from torchyard.diagnosis.collective_timeout import RankLine, explain_timeout
 from torchyard.diagnosis.evidence import extract_details, quote_match
-from torchyard.diagnosis.log_line_parts import LogLinePart, is_harmless, parse_line
+from torchyard.diagnosis.log_line_parts import LogLinePart, is_harmless, parse_lines
 from torchyard.diagnosis.pod_facts import normalize_exit_code
 from torchyard.diagnosis.symptoms import (
     RULES_BY_DISTANCE,
@@ -144,15 +144,21 @@ def diagnose_failure(
     if all(code == 0 for code in agents.values()) and (agents or not has_store_ended):
         return None
     nodes = [*agents, _STORE_NAME] if has_store_ended else list(agents)
-    parts_by_node = {node: _parse_lines(logs.get(node, ())) for node in nodes}
+    parts_by_node = {node: parse_lines(logs.get(node, ())) for node in nodes}
     reports = {node: read_agent_report(parts_by_node[node]) for node in agents}
 
     suspects: list[_Suspect] = []
     for node, exit_code in agents.items():
         if exit_code != 0:
-            suspects += _list_suspects(
-                node, exit_code, parts_by_node[node], reports[node], is_single_node=len(agents) == 1
-            )
+            for task_parts in _group_by_task(parts_by_node[node]):
+                is_whole_node = len(task_parts) == len(parts_by_node[node])
+                suspects += _list_suspects(
+                    node,
+                    exit_code,
+                    task_parts,
+                    reports[node] if is_whole_node else read_agent_report(task_parts),
+                    is_whole_job=is_whole_node and len(agents) == 1,
+                )
     if last_collectives:
         suspects = [_add_last_collective(suspect, last_collectives) for suspect in suspects]
     store_finding = None
@@ -163,13 +169,6 @@ def diagnose_failure(
     if longer_logs is not None and finding.distance >= Distance.PEER:
         return diagnose_failure(longer_logs, exit_codes, last_collectives=last_collectives)
     return _build_failure(finding, parts_by_node)
-
-
-def _parse_lines(lines: Iterable[LogLine]) -> list[LogLinePart]:
-    parts: list[LogLinePart] = []
-    for line in lines:
-        parts += parse_line(line)
-    return parts
 
 
 class ProcessCause(NamedTuple):
@@ -228,13 +227,24 @@ def diagnose_process(
 # --- the processes of a node
 
 
+def _group_by_task(lines: Sequence[LogLinePart]) -> list[list[LogLinePart]]:
+    """The lines of each agent, if srun or mpirun has started several whose lines are in one log; else all lines."""
+    lines_by_task: dict[int | None, list[LogLinePart]] = defaultdict(list)
+    for line in lines:
+        lines_by_task[line.task].append(line)
+    return list(lines_by_task.values()) or [[]]
+
+
 def _list_suspects(
-    node: str, exit_code: int | None, lines: Sequence[LogLinePart], report: AgentReport, *, is_single_node: bool
+    node: str, exit_code: int | None, lines: Sequence[LogLinePart], report: AgentReport, *, is_whole_job: bool
 ) -> Iterator[_Suspect]:
-    """The ranks of a node that logged something or were lost, and last its agent, whose exit code is `exit_code`."""
+    """The ranks of an agent that logged something or were lost, and last the agent, whose exit code is `exit_code`.
+
+    is_whole_job: there is no other agent.
+    """
     global_ranks = report.global_ranks
     # Without any report of torchrun: one that is cut off may be that of several nodes.
-    if not global_ranks and is_single_node and (report.is_complete or not report.workers):
+    if not global_ranks and is_whole_job and (report.is_complete or not report.workers):
         global_ranks = {rank: rank for rank in range(64)}
     workers = report.workers
     has_tee = any(line.local_rank is not None for line in lines)  # then each line of a worker has its local rank

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from tests.inputs.failure_logs import build_summary_entry, build_traceback, diagnose_lines
-from torchyard.diagnosis.log_line_parts import LogLinePart, is_harmless, parse_line
+from torchyard.diagnosis.log_line_parts import LogLinePart, is_harmless, parse_line, parse_lines
 from torchyard.model.run import LogLine
 
 
@@ -147,6 +147,92 @@ def test_prefix_of_mpirun_has_the_rank(prefix: str) -> None:
     """mpirun tags each line with its rank; SageMaker's adds the host."""
     (part,) = parse_line(LogLine(1.0, "node-0", f"{prefix}KeyError: 'x'"))
     assert (part.rank, part.text) == (7, "KeyError: 'x'")
+
+
+# --- prefixes that a log itself shows
+
+WRAPPED_TRACEBACK = (
+    "Traceback (most recent call last):",
+    '  File "/srv/app/train.py", line 3, in <module>',
+    "    step()",
+    "KeyError: 'x'",
+)
+
+
+def parse_all(*texts: str) -> list[LogLinePart]:
+    return parse_lines([LogLine(1.0, "node-0", text) for text in texts])
+
+
+def test_prefix_of_a_traceback_is_stripped_from_all_lines() -> None:
+    """A prefix of which two lines of a traceback have the form, with other digits, is stripped from each such line."""
+    texts = [f"gpu-{number}: {text}" for number, text in enumerate(("step 1", *WRAPPED_TRACEBACK))]
+    parts = parse_all(*texts, "pdsh@login: gpu-4: ssh exited with exit code 1")
+    assert [part.text for part in parts[:5]] == ["step 1", *WRAPPED_TRACEBACK]
+    assert [part.line for part in parts[:5]] == texts
+    assert parts[5].text == "pdsh@login: gpu-4: ssh exited with exit code 1"
+
+
+def test_known_prefix_after_an_unknown_one_names_the_rank() -> None:
+    """A prefix that names the rank is read also after one that only the log shows."""
+    parts = parse_all(*[f"worker-1: [rank5]: {text}" for text in WRAPPED_TRACEBACK])
+    assert [(part.text, part.rank) for part in parts] == [(text, 5) for text in WRAPPED_TRACEBACK]
+
+
+def test_level_of_a_caught_exception_is_no_prefix() -> None:
+    """A program that logs a caught exception as a warning, line by line, has only warned."""
+    warnings = [f"2024-05-01 10:11:12 WARNING {text}" for text in WRAPPED_TRACEBACK]
+    parts = parse_all("step 1", *warnings, "step 2")
+    assert [part.text for part in parts] == ["step 1", *warnings, "step 2"]
+
+
+def test_level_of_every_line_is_a_prefix() -> None:
+    """If a program's whole output goes through a logger of information, the level means nothing."""
+    texts = ("step 1", *WRAPPED_TRACEBACK)
+    parts = parse_all(*[f"2024-05-01 10:11:12 - INFO - {text}" for text in texts])
+    assert [part.text for part in parts] == list(texts)
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ("  | Traceback (most recent call last):", '  |   File "train.py", line 3, in <module>'),
+        ("Original Traceback (most recent call last):", '  File "train.py", line 3, in <module>'),
+        ("    traceback : Traceback (most recent call last):", '      File "train.py", line 3, in <module>'),
+    ],
+    ids=["exception group", "data worker", "report of torchrun"],
+)
+def test_indentation_of_a_traceback_is_no_prefix(texts: tuple[str, str]) -> None:
+    """What Python, torch and torchrun put around tracebacks stays."""
+    assert [part.text for part in parse_all(*texts)] == list(texts)
+
+
+def test_indented_lines_of_a_task_are_the_tasks() -> None:
+    """srun's number is the prefix of an indented line if most lines have one; else it is a numbered line."""
+    parts = parse_all(*[f" 3: {text}" for text in WRAPPED_TRACEBACK])
+    assert [(part.text, part.rank) for part in parts] == [(text, 3) for text in WRAPPED_TRACEBACK]
+    numbered = parse_all("config:", "  3:   lr", "done", "saved")
+    assert [(part.text, part.rank) for part in numbered][1] == ("  3:   lr", None)
+
+
+def test_each_agent_of_a_log_has_its_own_ranks() -> None:
+    """If one log has the lines of several torchruns that srun has started, each reports its own ranks."""
+    lost_line = (
+        "E0501 10:11:16.000000 78 torch/distributed/elastic/multiprocessing/api.py:869] failed (exitcode: 1) "
+        "local_rank: 1 (pid: 79) of binary: /usr/bin/python"
+    )
+    report = ["train.py FAILED", "Failures:", "  <NO_OTHER_FAILURES>", "Root Cause (first observed failure):"]
+    second = [
+        *WRAPPED_TRACEBACK,
+        lost_line,
+        *report,
+        *build_summary_entry(5, 1, 1, 16),
+    ]
+    first = ["I0501 10:11:12.000000 77 torch/distributed/run.py:793] Setting OMP_NUM_THREADS", "step 1", "step 2"]
+    lines = [f"1: {text}" for text in second]
+    for index, text in enumerate(first):
+        lines.insert(2 * index, f"0: {text}")
+    failure = diagnose_lines({"node_0": 1}, node_0=lines)
+    assert (failure.cause, failure.rank, failure.line) == ("program-error", 5, "1: KeyError: 'x'")
 
 
 TRACEBACK_IN_JSON = (

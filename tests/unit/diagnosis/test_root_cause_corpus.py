@@ -94,6 +94,52 @@ def test_harmless_lines_change_no_cause(name: str) -> None:
         assert (failure.cause, failure.node, failure.rank) == (unmixed.cause, unmixed.node, unmixed.rank)
 
 
+WRAPPERS = (
+    "2024-05-01 10:11:12,123 ",
+    "10:11:12 ",
+    "[2024-05-01T10:11:12.123456Z] 8f0f3c2a || ",  # a platform's agent
+    "2024-05-01T10:11:12.123456789Z stderr F ",  # a container runtime
+    "sample-worker-0 pytorch ",  # stern
+    "10.0.0.1: ",  # pdsh, as DeepSpeed uses it
+    "worker_1  | ",
+    "trainer/0 ",  # torchx
+    "ERROR:root:",
+)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_prefix_of_every_line_changes_no_cause(name: str) -> None:
+    """What a wrapper puts before every line, whatever it is, leaves cause, node and rank as they were."""
+    logs, exit_codes, _ = load_log(name)
+    unwrapped = diagnose_failure(logs, exit_codes)
+    assert unwrapped
+    for wrapper in WRAPPERS:
+        failure = diagnose_failure(add_prefix(wrapper, logs), exit_codes)
+        assert failure
+        assert (failure.cause, failure.node) == (unwrapped.cause, unwrapped.node), wrapper
+        if name != "posted-rdma-retry-exceeded":  # its ranks are srun's prefixes, and it has no traceback
+            assert failure.rank == unwrapped.rank, wrapper
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith(("torchrun-", "spawn-"))])
+@pytest.mark.parametrize("task", ["7: ", "[1,7]<stderr>:"])
+def test_task_that_starts_ranks_is_no_rank(name: str, task: str) -> None:
+    """If srun or mpirun starts one torchrun per node, the number before each line is not the rank that failed."""
+    logs, exit_codes, _ = load_log(name)
+    bare = diagnose_failure(logs, exit_codes)
+    tagged = diagnose_failure(add_prefix(task, logs), exit_codes)
+    assert bare
+    assert tagged
+    if name in ("torchrun-option-unknown", "torchrun-dash"):  # only argparse or the shell has printed something
+        assert tagged.node == bare.node
+    else:
+        assert (tagged.cause, tagged.node, tagged.rank) == (bare.cause, bare.node, bare.rank)
+
+
+def add_prefix(prefix: str, logs: dict[str, list[LogLine]]) -> dict[str, list[LogLine]]:
+    return {node: [line._replace(text=prefix + line.text) for line in lines] for node, lines in logs.items()}
+
+
 def mix(rng: random.Random, lines: list[LogLine]) -> list[LogLine]:
     """A node's lines with ten harmless ones between them, each printed by the process whose line comes after it.
 
