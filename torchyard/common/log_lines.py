@@ -18,6 +18,9 @@ _JOINED_LINE = re.compile(
     r"|\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}\] torch\.distributed\.elastic\.|[A-Z]{4,8}:torch\.distributed\.elastic\.)"
 )
 
+# tqdm's bar: ` 10%|#   | 1/10 [00:00<00:01,  9.1it/s]`, and `5it [00:01,  4.5it/s]` without a total.
+_PROGRESS_BAR = re.compile(r"(?:\d{1,3}%\|[^\r\n\[]{0,300}\[[\d:]{5,9}<|\dit \[[\d:]{5,9}, )[^\]\r\n]{1,200}\]")
+
 
 def parse_log_line(text: str, node: str) -> LogLine:
     """Parse `2026-11-21T08:00:47.123Z node-0 | text`.
@@ -67,6 +70,21 @@ def split_teed_line(text: str) -> list[str]:
     if text.find("[default", 1) < 0 and not may_end_with_agent_line:
         return [text]
     return [line for line in _JOINED_LINE.split(text) if line]
+
+
+def split_after_progress_bar(text: str) -> list[str]:
+    """The text up to the end of its last progress bar, and what was printed behind it; the whole text without either.
+
+    A program does not end the line of a bar that it still redraws, so its next message is in the same line.
+    """
+    if "%|" not in text and "it [" not in text:
+        return [text]
+    end = 0
+    for bar in _PROGRESS_BAR.finditer(text):
+        end = bar.end()
+    if end == 0 or not text[end:].strip():
+        return [text]
+    return [text[:end], text[end:]]
 
 
 def strip_record(text: str) -> str | None:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from torchyard.common.log_lines import split_teed_line
+from torchyard.common.log_lines import split_after_progress_bar, split_teed_line
 from torchyard.model.run import LogLine
 
 _MAX_END_CHARS = 1000  # kept of each end of a long line
@@ -73,7 +73,7 @@ class LogLinePart(NamedTuple):
     """One part of a log line: the whole line, or what was printed between two of its carriage returns.
 
     timestamp: of the line, in seconds since the epoch.
-    text: without escapes and prefixes.
+    text: without escapes and prefixes, and without a progress bar that precedes another text.
     line: without escapes, with its prefixes.
     local_rank, rank: of the process that printed it, as its prefixes name them, or that raised the exception which
         another process printed; None if that is not known.
@@ -213,7 +213,7 @@ def _parse_one_line(line: LogLine, prefix_pattern: re.Pattern[str]) -> Iterator[
         if len(part) > 2 * _MAX_END_CHARS:
             excerpt = f"{part[:_MAX_END_CHARS]} ... {part[-_MAX_END_CHARS:]}"
         clean_line = _ESCAPE.sub("", excerpt)
-        text = clean_line
+        text = split_after_progress_bar(clean_line)[-1]
         while prefix := prefix_pattern.match(text):
             text = text[prefix.end() :]
             local_rank = prefix["local"] or prefix["bare"] or local_rank

@@ -5,7 +5,7 @@ from typing import Any
 
 from torchyard.common.json_text import parse_json
 from torchyard.metrics.rows import Rows, build_metrics
-from torchyard.metrics.text import drop_non_finite, find_row_key
+from torchyard.metrics.text import drop_non_finite, find_row_key, split_terminal_lines, strip_prefixes
 from torchyard.model.run import Metrics, Row
 
 _PLAIN_TYPES = frozenset({float, int, str, bool})
@@ -47,10 +47,16 @@ def parse_row(line: str) -> Row:
 def parse_object(line: str) -> Row:
     """The numbers, strings and booleans of a JSON object; {} if the line is not an object.
 
-    NaN and Infinity, which Python writes into JSON, become None; null is left out.
+    Prefixes of launchers and a progress bar may precede it. NaN and Infinity, which Python writes into JSON, become
+    None; null is left out.
     """
-    if line[:1] != "{" and line.lstrip()[:1] != "{":
-        return {}
+    if line[:1] != "{":
+        if "{" not in line:
+            return {}
+        *_, line = split_terminal_lines([line])
+        line = strip_prefixes(line).lstrip()
+        if line[:1] != "{":
+            return {}
     try:
         data = parse_json(line)
     except ValueError:

@@ -5,6 +5,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 
+from torchyard.common.log_lines import split_after_progress_bar
 from torchyard.model.run import Row, RowValue
 
 ROW_KEYS = ("epoch", "step", "trial", "size")
@@ -29,11 +30,13 @@ def find_row_key(row: Row) -> str | None:
 def split_terminal_lines(lines: Iterable[str]) -> Iterator[str]:
     """The lines that a terminal shows one after the other, without colours.
 
-    A carriage return ends a line as well: with it a progress bar redraws itself.
+    A carriage return ends a line as well: with it a progress bar redraws itself. What is printed behind a bar that the
+    program has not ended is a line of its own.
     """
     for line in lines:
         if "\r" in line or "\x1b" in line or "\n" in line:
-            yield from re.split(r"[\r\n]+", _ESCAPE_PATTERN.sub("", line))
+            for redrawn_line in re.split(r"[\r\n]+", _ESCAPE_PATTERN.sub("", line)):
+                yield from split_after_progress_bar(redrawn_line)
         else:
             yield line
 

@@ -10,15 +10,16 @@ from torchyard.model.run import Metrics, Row
 
 # The progress bar of an epoch, the means over all classes after it, and the final lines.
 _VALUE = r"\s+(?:-?\d{1,20}(?:\.\d{0,20})?(?:e[-+]\d{1,3})?|nan|-?inf)"
+_START = r"(?<![^\s:>])"  # of a line, or of what follows a prefix
 _EPOCH_PATTERN = re.compile(
     rf"(?<![\d/.])(\d{{1,9}})/(\d{{1,9}})\s+(\d{{1,9}}(?:\.\d{{1,9}})?)G((?:{_VALUE}){{4,9}}):(?:\s*(\d{{1,3}})%)?"
 )
-_SCORES_PATTERN = re.compile(rf"(?<!\S)all((?:{_VALUE}){{6,10}})\s*$")
-_END_PATTERN = re.compile(r"(?<!\S)(\d{1,9}) epochs completed in (\d{1,9}(?:\.\d{1,9})?) hours")
-_SAVED_PATTERN = re.compile(r"(?<!\S)Results saved to (\S+)")
+_SCORES_PATTERN = re.compile(rf"{_START}all((?:{_VALUE}){{6,10}})\s*$")
+_END_PATTERN = re.compile(rf"{_START}(\d{{1,9}}) epochs completed in (\d{{1,9}}(?:\.\d{{1,9}})?) hours")
+_SAVED_PATTERN = re.compile(rf"{_START}Results saved to (\S+)")
 # The headers above the bar and the means. They name the columns.
-_EPOCH_HEADER = re.compile(r"(?<!\S)Epoch\s+(?:GPU_mem|gpu_mem)\s+(\S.*?)\s*$")
-_SCORES_HEADER = re.compile(r"(?<!\S)Class\s+Images\s+(?:Instances|Labels|Targets)\s+(\S[^:%]*?\S)(?=:\s|\s*$)")
+_EPOCH_HEADER = re.compile(rf"{_START}Epoch\s+(?:GPU_mem|gpu_mem)\s+(\S.*?)\s*$")
+_SCORES_HEADER = re.compile(rf"{_START}Class\s+Images\s+(?:Instances|Labels|Targets)\s+(\S[^:%]*?\S)(?=:\s|\s*$)")
 # The names of the columns in the report; other columns keep their own names.
 _NAMES = {
     "giou": "giou_loss",

@@ -109,7 +109,7 @@ def list_capacities(job: Manifest, located_pods: Sequence[LocatedPods], job_kind
     needed_pods = job["spec"].get("minAvailable")
     if isinstance(needed_pods, int) and 0 < needed_pods < sum(pods.pod_set.pod_count for pods in located_pods):
         first = next(iter(capacities.values()))
-        return [first.model_copy(update={"pods": needed_pods if len(capacities) == 1 else first.pods})]
+        return [first.model_copy(update={"pods": min(needed_pods, first.pods)})]
     return list(capacities.values())
 
 

@@ -8,6 +8,7 @@ from torchyard.common.log_lines import (
     parse_log_line,
     parse_log_line_text,
     read_new_lines,
+    split_after_progress_bar,
     split_teed_line,
     strip_record,
 )
@@ -87,3 +88,27 @@ def test_line_of_an_agent_behind_a_progress_bar_is_apart(agent_line: str) -> Non
 def test_whole_line_is_not_split(text: str) -> None:
     """A line of an agent, or one that a rank logs by torch itself, is one line."""
     assert split_teed_line(text) == [text]
+
+
+BAR = " 10%|#         | 1/10 [00:00<00:01,  9.1it/s, loss=0.5]"
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        (f"{BAR}Killed", [BAR, "Killed"]),
+        (f"{BAR}{BAR}   [rank0]: x", [f"{BAR}{BAR}", "   [rank0]: x"]),
+        ("5it [00:01,  4.5it/s]Killed", ["5it [00:01,  4.5it/s]", "Killed"]),
+        (
+            "train: 100%|###| 9/9 [1:02:03<00:00, 2.1s/b]{}",
+            ["train: 100%|###| 9/9 [1:02:03<00:00, 2.1s/b]", "{}"],
+        ),
+        (f"{BAR}   ", [f"{BAR}   "]),
+        ("sample [00:01] Killed", ["sample [00:01] Killed"]),
+        ("Memory 91%| on [gpu:0]: x", ["Memory 91%| on [gpu:0]: x"]),
+        ("", [""]),
+    ],
+)
+def test_what_follows_a_progress_bar_is_apart(text: str, parts: list[str]) -> None:
+    """What is printed behind a bar of tqdm, with or without a total, is a message of its own; the bar alone is not."""
+    assert split_after_progress_bar(text) == parts

@@ -94,6 +94,33 @@ def test_harmless_lines_change_no_cause(name: str) -> None:
         assert (failure.cause, failure.node, failure.rank) == (unmixed.cause, unmixed.node, unmixed.rank)
 
 
+BAR = "\r  0%|          | 0/10 [00:00<?, ?it/s]\r 10%|#         | 1/10 [00:00<00:01,  9.1it/s]"
+
+
+@pytest.mark.parametrize("name", [*NAMES, *dict.fromkeys(cause for cause, _ in SPELLINGS)])
+def test_progress_bar_in_front_of_a_line_changes_no_cause(name: str) -> None:
+    """A program that fails has not ended the line of its progress bar: the next message is in the same line."""
+    if name in NAMES:
+        all_logs, exit_codes, _ = load_log(name)
+    else:
+        lines = [LogLine(0.0, "node-0", line) for cause, line in SPELLINGS if cause == name][:1]
+        all_logs, exit_codes = {"node-0": lines}, {"node-0": 1}
+    bare = diagnose_failure(all_logs, exit_codes)
+    behind_bars = diagnose_failure({node: put_behind_bars(lines) for node, lines in all_logs.items()}, exit_codes)
+    assert bare
+    assert behind_bars
+    assert (behind_bars.cause, behind_bars.node, behind_bars.rank) == (bare.cause, bare.node, bare.rank)
+
+
+def put_behind_bars(lines: list[LogLine]) -> list[LogLine]:
+    """The lines with a progress bar after the prefix of torchrun's tee, except for those that are indented."""
+    lines_behind_bars: list[LogLine] = []
+    for line in lines:
+        teed_text = re.sub(r"^(\[[a-z]+\d\]:)?(?=\S)", rf"\g<0>{BAR}", line.text)
+        lines_behind_bars.append(line._replace(text=teed_text))
+    return lines_behind_bars
+
+
 WRAPPERS = (
     "2024-05-01 10:11:12,123 ",
     "10:11:12 ",

@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from torchyard.metrics.json_lines import parse_object, read_json_lines
 from torchyard.metrics.registry import get_line_reader
 
@@ -63,3 +65,24 @@ def test_numbers_that_json_cannot_hold_are_none() -> None:
     """NaN and Infinity, which Python writes, are None in a row; null is left out."""
     row = parse_object('{"epoch": 1, "loss": NaN, "lr": -Infinity, "scale": 1e999, "accuracy": null}')
     assert row == {"epoch": 1, "loss": None, "lr": None, "scale": None}
+
+
+@pytest.mark.parametrize(
+    "prefix",
+    [
+        "\r  0%|          | 0/10 [00:00<?, ?it/s]\r 10%|#         | 1/10 [00:00<00:01,  9.1it/s]",
+        "\r3it [00:00,  9.1it/s]",
+        "[1,0]<stdout>:",
+        "0: ",
+        "2026-11-21T08:00:47.123Z ",
+    ],
+    ids=["bar", "bar without a total", "mpirun", "srun", "time"],
+)
+def test_row_behind_a_progress_bar_or_a_prefix_is_read(prefix: str) -> None:
+    """A program that prints a row while it draws a progress bar does not end the bar's line; launchers add prefixes."""
+    assert read_json_lines([f"{prefix}{line}" for line in LINES]).rows == tuple(ROWS)
+
+
+def test_object_in_a_sentence_is_no_row() -> None:
+    """An object that a program logs with words in front of it is not a row."""
+    assert read_json_lines(['resumed with {"epoch": 3}', 'INFO - {"epoch": 3}']).rows == ()

@@ -72,4 +72,7 @@ def test_number_of_pods_has_its_field(launched: Launched, document: dict[str, An
 
 def test_smaller_gang_needs_less_room(launched: Launched) -> None:
     """A gang of fewer pods than the job has needs room for as many as it starts with."""
-    assert list_capacities(launched, [build_task("rest", 5, cpu="8")], 3) == [(3, {"cpu": "8"})]
+    rest = build_task("rest", 5, cpu="8")
+    assert list_capacities(launched, [rest], 3) == [(3, {"cpu": "8"})]
+    assert list_capacities(launched, [rest, build_task("more", 2, cpu="1")], 3) == [(3, {"cpu": "8"})]
+    assert list_capacities(launched, [build_task("lead", 1, cpu="1"), rest], 3) == [(1, {"cpu": "1"})]
