@@ -9,8 +9,11 @@ from torchyard.model.run import LogLine
 
 _MAX_END_CHARS = 1000  # kept of each end of a long line
 _MAX_LINE_PARTS = 20  # kept of a line of many, joined or with carriage returns: a progress bar may write thousands
-# A colour code may lack its first character.
-_COLOUR_CODE = r"\x1b\[[0-?]{0,20}[ -/]{0,4}[@-~]|\[(?:[01]|22|[39]\d)(?:;\d{1,3}){0,8}m"
+# A colour code may lack its first character, or have it in the notation of cat -v, rsyslog or JSON.
+_COLOUR_CODE = (
+    r"\x1b\[[0-?]{0,20}[ -/]{0,4}[@-~]|\[(?:[01]|22|[39]\d)(?:;\d{1,3}){0,8}m"
+    r"|(?:\^\[|#033|\\(?:x1[bB]|033|u001[bB]))\[[\d;]{0,20}m"
+)
 _ESCAPE = re.compile(_COLOUR_CODE + r"|\x1b\][^\x07]{0,200}\x07|[\x00-\x08\x0b-\x1f\x7f]")
 # Prefixes of a process's lines: kubectl, srun -l, launchers that print what a process wrote, mpirun, also that of
 # SageMaker, Ray and vLLM, docker compose, the journal, torch's hook, torchrun's tee. Open MPI's own messages begin with

@@ -91,6 +91,13 @@ def test_prefix_names_the_rank_of_a_line(text: str, local_rank: int | None, rank
     assert (line.text, line.local_rank, line.rank) == ("hello", local_rank, rank)
 
 
+@pytest.mark.parametrize("escape", ["\x1b", "^[", "#033", "\\x1b", "\\033", "\\u001b"])
+def test_colours_are_stripped_in_any_notation(escape: str) -> None:
+    """Colours may have gone through cat -v, rsyslog or JSON."""
+    (line,) = parse(f"{escape}[1;31mKeyError: 'x'{escape}[0m")
+    assert line.text == "KeyError: 'x'"
+
+
 @pytest.mark.parametrize("text", ["[socket.cpp:461] The client socket has failed", "[api.py:553]: [Rank 0] is late"])
 def test_source_file_of_a_message_is_not_a_prefix(text: str) -> None:
     """torch puts the source file of a message into brackets, and its line number is not a rank."""
