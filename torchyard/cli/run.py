@@ -1,5 +1,6 @@
 """A run without a Prefect server: its log is printed on the terminal, its folder is like that of any other run."""
 
+import contextlib
 import gc
 import logging
 import os
@@ -20,6 +21,7 @@ from torchyard.cli.find import build_no_run_error, fetch_run_to_resume, is_run_n
 from torchyard.common.escaping import strip_control_codes
 from torchyard.common.log import LOGGER_NAME, SafeText, get_log
 from torchyard.common.private_files import make_private_folder, write_private_text
+from torchyard.common.project_root import is_utf8
 from torchyard.model.errors import DetachedError, FolderError, NoReportError, TorchyardError
 from torchyard.model.profile import Profile
 from torchyard.model.run import EndedRun, Report
@@ -55,8 +57,13 @@ def run_new(profile: Profile, *, is_following: bool = False, as_json: bool) -> t
 
 
 def _start_runner(profile: Profile, rank_zero_output: TextIO | None = None) -> Runner:
-    """A runner of a new run, whose profile is saved for `attach`. ProfileError if `resume` cannot be continued."""
+    """A runner of a new run, whose profile is saved for `attach`.
+
+    ProfileError if `resume` cannot be continued, FolderError if the runs cannot be stored in their folder.
+    """
     check_resume(profile)
+    if not is_utf8(runs_folder()):
+        raise FolderError(ascii(str(runs_folder())), "its path is not UTF-8")
     run_id = str(uuid.uuid4())
     folder = RunFolder.of(profile, run_id)
     make_private_folder(folder.path)
@@ -226,10 +233,25 @@ class _TerminalFormatter(logging.Formatter):
         return text.replace(record.levelname, f"{colour}{record.levelname}{_END_OF_COLOUR}", 1)
 
 
+class _TerminalHandler(logging.StreamHandler[TextIO]):
+    """Prints the log of a run, which continues if its output fails (a closed pipe, a full disk): stderr reports it."""
+
+    _has_failed = False
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+        elif not self._has_failed:
+            self._has_failed = True
+            with contextlib.suppress(OSError):
+                print(f"cannot print the log of the run: {error.strerror}; the run continues", file=sys.stderr)
+
+
 def _log_to_terminal(*, as_json: bool) -> TextIO:
     """Print the log of runs, on stderr if stdout is for a document; return the output."""
     output = sys.stderr if as_json else sys.stdout
-    handler = logging.StreamHandler(output)
+    handler = _TerminalHandler(output)
     handler.setFormatter(_TerminalFormatter(output))
     handler.addFilter(SafeText())
     log = logging.getLogger(LOGGER_NAME)

@@ -16,6 +16,15 @@ def runs_folder() -> Path:
     return Path(os.environ.get("TORCHYARD_RUNS") or default_runs_folder()).expanduser().absolute()
 
 
+def is_utf8(path: Path) -> bool:
+    """Whether a path can be written into the files of a run, which are UTF-8."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def default_runs_folder() -> Path:
     """`runs` in the current folder; inside a checkout in the checkout's own folder, whichever its subfolder is."""
     current_folder = Path.cwd()

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from torchyard.common.extensions import find_extension, get_folder
-from torchyard.common.project_root import ROOT
+from torchyard.common.project_root import ROOT, is_utf8
 from torchyard.launchers import registry
 from torchyard.loading.findings import Findings
 from torchyard.loading.local_files import read_local_files
@@ -258,12 +258,14 @@ def _check_options(profile: Profile, model: type[BaseModel], findings: Findings)
 def _resolve_profile(name: str) -> Path:
     """The file of a profile: the path if `name` looks like one, else the file of that name in the profile folders.
 
-    ProfileError if it does not exist.
+    ProfileError if it does not exist, or if its path is not valid UTF-8.
     """
     if "/" in name or name.endswith((".yaml", ".yml")):
         path = Path(os.path.expanduser(name)).absolute()
         if not _is_file(path):
             raise ProfileError(name, (Finding("", _describe_missing_file(path)),))
+        if not is_utf8(path):
+            raise ProfileError(path.stem, (Finding("", f"the path {str(path)!r} is not UTF-8", "rename the folder"),))
         return path
     named_path = _find_named_file("", name)
     if named_path is None:

@@ -51,6 +51,17 @@ def test_unknown_run_to_resume_from_is_an_error(
     assert not runs.exists() or not list(runs.iterdir())
 
 
+def test_runs_folder_that_is_not_utf8_is_an_error(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing is created in a folder of runs whose name the files of a run cannot contain."""
+    runs = tmp_path / os.fsdecode(b"d\xe9")
+    monkeypatch.setenv("TORCHYARD_RUNS", str(runs))
+    assert main(["run", str(write())]) == 1
+    assert "its path is not UTF-8; choose another folder with TORCHYARD_RUNS" in capsys.readouterr().err
+    assert not runs.exists()
+
+
 def test_run_of_prefect_is_not_attached_to(capsys: pytest.CaptureFixture[str]) -> None:
     """A run that a flow has started is refused, and the error contains the command that resumes it."""
     folder = RunFolder(Path(os.environ["TORCHYARD_RUNS"]) / "sample-1")
@@ -174,6 +185,27 @@ def test_profile_is_saved_completely(name: str) -> None:
     """The profile that `attach` reads equals the one that `run` was given."""
     profile = load_profile(name)
     assert Profile.model_validate_json(profile.model_dump_json(exclude_unset=True)) == profile
+
+
+@pytest.mark.parametrize("is_following", [False, True])
+def test_run_continues_if_its_log_cannot_be_printed(
+    write: Write, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], is_following: bool
+) -> None:
+    """`torchyard run PROFILE | head` does not end the run; one line on stderr states that nothing is printed."""
+    monkeypatch.setattr(logging.getLogger(LOGGER_NAME), "handlers", [])
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    path = write(agent="none", rendezvous="env", nodes=1, processes=1, code="print('trained')")
+    with os.fdopen(write_end, "w") as output:
+        monkeypatch.setattr(sys, "stdout", output)
+        assert main(["run", str(path), *(["-f"] if is_following else [])]) == 0
+        with contextlib.suppress(BrokenPipeError):
+            output.flush()
+        with open(os.devnull, "w") as null:
+            os.dup2(null.fileno(), write_end)  # for what is still in the buffer
+    assert capsys.readouterr().err == "cannot print the log of the run: Broken pipe; the run continues\n"
+    (report_path,) = Path(os.environ["TORCHYARD_RUNS"]).glob("*/report.json")
+    assert json.loads(report_path.read_text())["end"] == "succeeded"
 
 
 @pytest.mark.parametrize(

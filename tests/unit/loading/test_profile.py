@@ -83,6 +83,15 @@ def test_unknown_profile_names_the_nearest() -> None:
     assert "pi-local" in message
 
 
+def test_path_that_is_not_utf8_is_reported(tmp_path: Path) -> None:
+    """A run's files are UTF-8, so a profile in a folder with another encoding is refused before anything starts."""
+    folder = tmp_path / os.fsdecode(b"d\xe9")
+    folder.mkdir()
+    (folder / "sample.yaml").touch()
+    with pytest.raises(ProfileError, match="is not UTF-8; rename the folder"):
+        load_profile(str(folder / "sample.yaml"))
+
+
 def test_missing_file_is_reported(tmp_path: Path) -> None:
     """A missing path is reported as a path, not as an unknown name."""
     assert f"there is no file {tmp_path}/none.yaml" in get_refusal(tmp_path / "none.yaml")
