@@ -234,7 +234,7 @@ def _locate_program(profile: Profile, path: Path, *, has_valid_options: bool) ->
     if profile.program and not profile.has_image_entrypoint:
         return profile.model_copy(update={"program": str(_locate_file(profile.program, path.parent))})
     if profile.module and has_valid_options and profile.options.get("source"):
-        source = os.path.normpath(path.parent / profile.options["source"])
+        source = os.path.normpath(path.parent / os.path.expanduser(profile.options["source"]))
         return profile.model_copy(update={"options": profile.options | {"source": source}})
     return profile
 
@@ -458,7 +458,7 @@ def _locate_file(name: str, folder: Path) -> Path:
 
     If it is in neither, the path in the profile's folder, for the message.
     """
-    path = folder / name
+    path = folder / os.path.expanduser(name)
     project_path = ROOT / name
     if not _is_file(path) and _is_file(project_path):
         return project_path

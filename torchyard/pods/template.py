@@ -344,6 +344,9 @@ def validate_pod_profile(profile: ResolvedProfile) -> None:
     findings: list[Finding] = []
     if not profile.manifest and not profile.image:
         findings.append(Finding("image", "the pods need one, with torch and the program in it"))
+    if profile.program and profile.program.startswith("~") and not profile.code:
+        problem = "is a file of the image, and in a pod no shell expands ~"
+        findings.append(Finding("program", problem, "write its absolute path"))
     if profile.name[0].isdigit():
         findings.append(Finding("name", f"{profile.name} must begin with a letter, as names of Services do"))
     if NODE_VARIABLE in profile.env:

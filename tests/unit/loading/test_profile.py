@@ -47,6 +47,17 @@ def test_program_is_looked_for_beside_the_profile(write: Write) -> None:
     assert load(path).program == str(path.parent / "mine.py")
 
 
+def test_program_may_be_in_the_home_folder(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`~` stands for the home folder in the path of a program, as in every other path of a profile."""
+    home = tmp_path / "home"
+    (home / "app").mkdir(parents=True)
+    (home / "app" / "train.py").touch()
+    monkeypatch.setenv("HOME", str(home))
+    assert load(write(program="~/app/train.py")).program == str(home / "app" / "train.py")
+    module_profile = load(write(program=None, module="train", options={"source": "~/app"}))
+    assert module_profile.options["source"] == str(home / "app")
+
+
 @pytest.mark.parametrize(
     "keys",
     [

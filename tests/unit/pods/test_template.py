@@ -351,6 +351,7 @@ def test_longest_names_are_host_names(planned: Planned, launcher: str) -> None:
     [
         ({"image": None}, "image: the pods need one"),
         ({"name": "7b-model"}, "name: 7b-model must begin with a letter"),
+        ({"program": "~/train.py"}, "program: is a file of the image, and in a pod no shell expands ~"),
         ({"nodes": 1001}, "nodes: at most 1000"),
         ({"mounts": {"/run/torchyard": {"claim": "tools"}}}, "mounts./run/torchyard: torchyard mounts its own files"),
         (
