@@ -1,6 +1,7 @@
 """Describe a mistake in a user's YAML file: its location, and a finding with the valid choices."""
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
@@ -57,11 +58,23 @@ def shorten_message(text: str) -> str:
 
 # Of pydantic's errors whose own message names types of Python.
 _TYPE_MESSAGES = {
+    "bool_parsing": "must be true or false",
+    "bool_type": "must be true or false",
+    "float_parsing": "must be a number",
+    "float_type": "must be a number",
+    "int_from_float": "must be a whole number",
+    "int_parsing": "must be a whole number",
+    "int_type": "must be a whole number",
     "tuple_type": "must be a list, such as [A, B]",
     "dict_type": "must be a mapping, such as {KEY: VALUE}",
     "model_type": "must be a mapping, such as {KEY: VALUE}",
     "string_type": "must be a text",
 }
+
+
+# The beginning of pydantic's other messages; the end of some repeats the wrong value.
+_MESSAGE_START = re.compile(r"(?:Input|String|Tuple|List|Dictionary) should (?=be |have |match )")
+_MESSAGE_END = re.compile(r" after validation, not \d+$")
 
 
 class LocatedFinding(NamedTuple):
@@ -81,9 +94,10 @@ def explain_error(error: ErrorDetails, prefix: tuple[str, ...], model: type[Base
         return LocatedFinding(loc, Finding("", f"unknown key {key_path}: {suggestion}"))
     if error["type"] == "missing":
         return LocatedFinding(loc[:-1], Finding("", f"the key {key_path} is missing"))
-    pydantic_message = _TYPE_MESSAGES.get(error["type"]) or error["msg"].removeprefix("Value error, ")
-    message = pydantic_message[:1].lower() + pydantic_message[1:]
-    message = shorten_message(message)
+    message = shorten_message(_TYPE_MESSAGES.get(error["type"]) or _rephrase(error["msg"]))
+    description = _find_description(model, error["loc"]) if error["type"] == "string_pattern_mismatch" else None
+    if description:
+        message = f"{message} ({description})"
     if loc:
         is_about_a_part = error["type"] == "value_error" and isinstance(error["input"], dict)
         if not is_about_a_part:  # else the message names the key, and the whole mapping would hide it
@@ -94,6 +108,25 @@ def explain_error(error: ErrorDetails, prefix: tuple[str, ...], model: type[Base
     if first_key in model.model_fields:
         return LocatedFinding((first_key,), Finding(first_key, problem))
     return LocatedFinding((), Finding("", message))
+
+
+def _rephrase(pydantic_message: str) -> str:
+    """The message as a predicate of its key, if pydantic wrote it; one of our own begins with a small letter."""
+    message = pydantic_message.removeprefix("Value error, ")
+    message = _MESSAGE_END.sub("", _MESSAGE_START.sub("must ", message))
+    return message[:1].lower() + message[1:]
+
+
+def _find_description(model: type[BaseModel], loc: Sequence[str | int]) -> str | None:
+    """What the field at a location is for, in one clause; None if the field has no description."""
+    description = None
+    for segment in loc:
+        field = model.model_fields.get(str(segment))
+        if field:
+            description = field.description and re.split("; | [(]default", field.description)[0]
+            nested_models = _list_models(field.annotation)
+            model = nested_models[0] if nested_models else model
+    return description
 
 
 def _explain_queue_key(loc: Loc, choices: Sequence[str]) -> str | None:

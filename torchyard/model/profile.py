@@ -17,13 +17,13 @@ from torchyard.model.trend import Trend
 
 def _read_nodes(value: object) -> object:
     """`2` is short for `{min: 2, max: 2}`."""
-    if isinstance(value, int) and value < 1:
-        raise ValueError("must be 1 or more")
-    if not isinstance(value, int | dict | NodeRange):
+    if isinstance(value, bool) or not isinstance(value, int | dict | NodeRange):
         raise ValueError("must be one number, or {min: 2, max: 8}")
-    if isinstance(value, int) and not isinstance(value, bool):
-        return {"min": value, "max": value}
-    return value
+    if not isinstance(value, int):
+        return value
+    if value < 1:
+        raise ValueError("must be 1 or more")
+    return {"min": value, "max": value}
 
 
 _MAX_COUNT = 10_000  # nodes, or processes per node: a plan holds an entry for each node

@@ -74,7 +74,7 @@ def test_findings_of_a_file_have_its_own_lines(write: Write, tmp_path: Path) -> 
     refusal = get_refusal(write(launcher="volcano", program=None, manifest="job.yaml", attempts=99))
     assert refusal.count("\n") == 2
     assert f"{tmp_path}/job.yaml:1: object 1 is not a Kubernetes object" in refusal
-    assert "attempts: input should be less than or equal to 20" in refusal
+    assert "attempts: must be less than or equal to 20" in refusal
 
 
 def test_every_missing_file_is_reported(write: Write) -> None:

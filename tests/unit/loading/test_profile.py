@@ -186,7 +186,7 @@ def test_mistake_in_the_hardware_is_reported_with_its_own_line(write: Write, sha
     shape.write_text(SHAPE.replace("transport: socket", "transport: pigeon").replace("line_rate: 50", "line_rte: 50"))
     message = get_refusal(write(hardware="lab/four", fabric="tcp"))
     assert f"{shape}:5: unknown key line_rte: did you mean line_rate?" in message
-    assert f"{shape}:9: fabrics.tcp.expect.transport: input should be 'roce', 'infiniband', 'rdma', " in message
+    assert f"{shape}:9: fabrics.tcp.expect.transport: must be 'roce', 'infiniband', 'rdma', " in message
 
 
 def test_hardware_file_that_is_not_yaml_is_reported(write: Write, shape: Path) -> None:

@@ -21,8 +21,17 @@ MISTAKES = {
     VALID.replace("baremetal", "volcano")
     + "options: {local_queue: team}\n": ":4: unknown key options.local_queue: it is a LocalQueue of Kueue, which jobs "
     "of this launcher cannot be in; queue is a queue of Volcano; there are: etcd_image, queue",
-    VALID + "options: {hosts: [-oPort=1]}\n": ":4: options.hosts.0.host: string should match pattern",
+    VALID + "options: {hosts: [-oPort=1]}\n": ":4: options.hosts.0.host: must match pattern",
     VALID + "nodes: 0\n": ":4: nodes: must be 1 or more, not 0",
+    VALID + "nodes: yes\n": ":4: nodes: must be one number, or {min: 2, max: 8}, not True",
+    VALID + "processes: auto\n": ":4: processes: must be a whole number, not 'auto'",
+    VALID + "processes: 1.5\n": ":4: processes: must be a whole number, not 1.5",
+    VALID + "pod: {privileged: 3}\n": ":4: pod.privileged: must be true or false, not 3",
+    VALID + "min_busbw: fast\n": ":4: min_busbw: must be a number, not 'fast'",
+    VALID
+    + "checkpoints: saved\n": ":4: checkpoints: must match pattern '^/' (the folder for checkpoints, on a disk that "
+    "all nodes share), not 'saved'",
+    VALID + "notify: {to: []}\n": ":4: notify.to: must have at least 1 item, not []",
     VALID + "nodes: {min: 3, max: 2}\n": ":4: nodes: min is 3 and max is 2",
     VALID + "deadlines: {run: 5 parsecs}\n": ":4: deadlines.run: a duration is a number with a unit",
     VALID + "deadlines: {run: 1.1.1h}\n": ":4: deadlines.run: a duration is a number with a unit",
@@ -53,7 +62,7 @@ MISTAKES = {
     VALID + "resources: {cpu: -1}\n": ":4: resources.cpu: an amount is a number",
     VALID + "pod: {shm: large}\n": ":4: pod.shm: an amount is a number",
     VALID + "pod: {host_netwrok: true}\n": ":4: unknown key pod.host_netwrok: did you mean host_network?",
-    VALID + "rendezvous: zookeeper\n": ":4: rendezvous: input should be 'c10d', 'etcd-v2', 'static', 'env' or 'file'",
+    VALID + "rendezvous: zookeeper\n": ":4: rendezvous: must be 'c10d', 'etcd-v2', 'static', 'env' or 'file'",
     VALID.replace("baremetal", "slurm"): ":2: launcher: slurm does not exist; use one of appwrapper, baremetal",
     VALID.replace(
         "program: x.py\n", ""
@@ -79,7 +88,7 @@ def test_all_mistakes_are_reported_at_once(tmp_path: Path) -> None:
 
 def test_mistake_in_an_override_is_not_blamed_on_the_file(write: Write) -> None:
     """A wrong override is reported as an override, without the file's line."""
-    assert "override: processes: input should be greater" in get_refusal(write(), {"processes": 0})
+    assert "override: processes: must be greater" in get_refusal(write(), {"processes": 0})
 
 
 def test_mistake_beside_an_override_is_blamed_on_the_file(write: Write) -> None:

@@ -44,10 +44,10 @@ def test_short_and_long_forms_of_metrics_to(write: Write, written: object) -> No
             {"notify": 5},
             "notify: must be a list of addresses, or {to: [slack://…], events: [failed], waiting: 30m}, not 5",
         ),
-        ({"notify": {"to": []}}, "notify.to: tuple should have at least 1 item"),
+        ({"notify": {"to": []}}, "notify.to: must have at least 1 item"),
         (
             {"notify": {"to": ["json://a"], "events": ["late"]}},
-            "notify.events.0: input should be 'failed', 'regressed'",
+            "notify.events.0: must be 'failed', 'regressed'",
         ),
         ({"notify": {"to": ["json://a"], "waiting": "long"}}, "notify.waiting: a duration is a number with a unit"),
         ({"metrics_to": ["excel"]}, "metrics_to: unknown tracker excel; use tensorboard, mlflow, wandb, or install"),

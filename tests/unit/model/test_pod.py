@@ -37,7 +37,7 @@ def test_mount_has_exactly_one_kind(keys: dict[str, str]) -> None:
 
 def test_number_of_interfaces_is_limited(write: Write) -> None:
     """The annotation names a network once for each interface: an absurd number is one sentence and not 22 GB."""
-    with pytest.raises(ProfileError, match=r"pod\.networks\.a/b: input should be less than or equal to 256"):
+    with pytest.raises(ProfileError, match=r"pod\.networks\.a/b: must be less than or equal to 256"):
         load(write(launcher="volcano", image="train:v1", pod={"networks": {"a/b": 2**31}}))
 
 

@@ -38,7 +38,7 @@ from torchyard.model.rules import get_first_key, list_findings
             {"check_fabric": "30s", "nodes": 2, "hardware": "oke/bm-gpu-b4-8", "fabric": "host", "processes": 2},
             "check_fabric: the hardware file's 185 GB/s are for all 8 GPUs of a node, but this job has 2 processes",
         ),
-        ({"check_fabric": "30s", "nodes": 2, "min_busbw": 0}, "min_busbw: input should be greater than 0"),
+        ({"check_fabric": "30s", "nodes": 2, "min_busbw": 0}, "min_busbw: must be greater than 0"),
         ({"check_fabric": "soon", "nodes": 2}, "check_fabric: a duration is a number with a unit"),
         ({"on_hang": "restart"}, "on_hang: restart requires another attempt: set attempts to 2 or more"),
         ({"on_nan": "fail"}, "on_nan: fail requires metrics"),
@@ -110,7 +110,7 @@ PODS: dict[str, Any] = {"launcher": "volcano", "image": "pi:v1", "nodes": 2}
         ({"pod": {"labels": {"torchyard/role": "a"}}}, "pod.labels: torchyard/role begins like torchyard's own"),
         ({"pod": {"tolerations": [{"value": "a"}]}}, "pod.tolerations.0: requires key: without one, write operator"),
         ({"pod": {"tolerations": [{"key": "a", "operator": "Equal"}]}}, "pod.tolerations.0: operator Equal requires"),
-        ({"pod": {"tolerations": [{"key": "a", "effect": "No"}]}}, "pod.tolerations.0.effect: input should be"),
+        ({"pod": {"tolerations": [{"key": "a", "effect": "No"}]}}, "pod.tolerations.0.effect: must be"),
         (
             {"pod": {"tolerations": [{"key": "a", "toleration_seconds": 5}]}},
             "pod.tolerations.0: toleration_seconds requires effect: NoExecute",
