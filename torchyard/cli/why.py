@@ -131,9 +131,12 @@ def explain_leased_run(name: str, context: str, *, as_json: bool) -> int:
 def explain_dumps(name: str, *, as_json: bool) -> int:
     """Print the verdict from the dumps of torch's flight recorder in a folder.
 
-    TorchyardError if the folder contains no dump, or a file that is not one.
+    TorchyardError if there is no such folder, if it contains no dump, or a file that is not one.
     """
     folder = Path(name)
+    if not folder.is_dir():
+        problem = "is not a folder" if folder.exists() else "does not exist"
+        raise TorchyardError(f"{folder} {problem}: name a run, or the folder with the dumps of torch's flight recorder")
     files: dict[int, Path] = {}
     for path in sorted(folder.glob("*")):
         match = _DUMP_NAME.search(path.name)

@@ -227,6 +227,16 @@ def test_dumps_of_torch_are_explained(tmp_path: Path, capsys: pytest.CaptureFixt
     assert capsys.readouterr().out.startswith("rank 1")
 
 
+@pytest.mark.parametrize(("name", "problem"), [("none", "does not exist"), ("train.log", "is not a folder")])
+def test_path_that_is_not_a_folder_is_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, problem: str
+) -> None:
+    """A path is the folder of dumps: a missing one, and a file, are reported as such."""
+    (tmp_path / "train.log").touch()
+    assert main(["why", str(tmp_path / name)]) == 1
+    assert f"{name} {problem}: name a run, or the folder with the dumps" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("name", "message"), [("notes.txt", "no file there ends with a rank"), ("trace_rank_0", "the dump is refused")]
 )
