@@ -19,7 +19,9 @@ _JOINED_LINE = re.compile(
 )
 
 # tqdm's bar: ` 10%|#   | 1/10 [00:00<00:01,  9.1it/s]`, and `5it [00:01,  4.5it/s]` without a total.
-_PROGRESS_BAR = re.compile(r"(?:\d{1,3}%\|[^\r\n\[]{0,300}\[[\d:]{5,9}<|\dit \[[\d:]{5,9}, )[^\]\r\n]{1,200}\]")
+_PROGRESS_BAR = re.compile(
+    r"(?:\d{1,3}%\|[^|\[\r\n]{0,300}\|[^|\[\r\n]{0,60}\[[\d:]{5,9}<|\dit \[[\d:]{5,9}, )[^\]\r\n]{1,200}\]"
+)
 
 
 def parse_log_line(text: str, node: str) -> LogLine:

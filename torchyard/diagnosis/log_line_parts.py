@@ -175,20 +175,20 @@ def _find_prefix_pattern(lines: Sequence[LogLine]) -> re.Pattern[str]:
 def _find_wrapper_prefix(text: str) -> str:
     """What precedes the header or a frame of a traceback in its line, except for known prefixes.
 
-    Empty if the line is not one of a traceback, or if only indentation precedes it.
+    Empty if the line is not one of a traceback, or if only indentation or a long text precedes it.
     """
     if _HEADER not in text and _FRAME not in text:
         return ""
     text = _strip_prefixes(_ESCAPE.sub("", text))
     traceback_line = _TRACEBACK_LINE.search(text)
-    if traceback_line is None or not any(char.isalnum() for char in text[: traceback_line.start()]):
+    prefix = text[: traceback_line.start()] if traceback_line else ""
+    if len(prefix) > _MAX_WRAPPER_CHARS or not any(char.isalnum() for char in prefix):
         return ""
-    prefix = text[: traceback_line.start()]
     for match in _WORD_START.finditer(prefix):
         if not _strip_prefixes(prefix[match.start() :]):
             prefix = prefix[: match.start()]
             break
-    return prefix if len(prefix) <= _MAX_WRAPPER_CHARS else ""
+    return prefix
 
 
 def _measure_share(lines: Sequence[LogLine], prefix_pattern: str) -> float:
