@@ -86,7 +86,7 @@ class AgentReport(NamedTuple):
 
 def read_agent_report(lines: Sequence[LogLinePart]) -> AgentReport:
     """What the agent whose lines these are reports; lines of its workers may be among them."""
-    agent_lines = [line for line in lines if line.local_rank is None]
+    agent_lines = [line for line in lines if line.local_rank is None and line.text.strip()]
     global_ranks: dict[int | None, int] = {}
     stopped_pids: set[int] = set()
     started_at = 0.0

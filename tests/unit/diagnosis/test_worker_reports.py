@@ -22,6 +22,14 @@ def test_root_cause_is_the_first_failure() -> None:
     assert report.is_complete
 
 
+def test_blank_lines_do_not_separate_a_report() -> None:
+    """A viewer of logs may put a blank line after each: the report is read as without them."""
+    texts = ["Root Cause (first observed failure):", *build_summary_entry(1, 1, 3, 10)]
+    spaced = read(*[text for line in texts for text in (line, "")])
+    assert [(worker.rank, worker.exit_code, worker.is_first) for worker in spaced.workers] == [(1, 3, True)]
+    assert spaced.is_complete
+
+
 def test_no_first_failure_is_invented_for_a_report_that_is_cut_off() -> None:
     """Without the root cause, the line about the lost worker names the first one, and else nothing does."""
     report = read(LOST, "Failures:", *build_summary_entry(4, 0, 1, 10), *build_summary_entry(6, 2, 1, 10))
