@@ -78,30 +78,36 @@ def test_two_agents_run_and_are_reported(write: Write) -> None:
 
 
 FIRST = """
-import os, sys, time
-if os.environ["RANK"] == "1":
+import os, signal, sys, time
+def save(*_):
+    time.sleep(5)
+    sys.exit(0)
+if os.environ["RANK"] == "3":
     time.sleep(0.5); print("out of ideas", flush=True); sys.exit(7)
+if os.environ["RANK"] == "2":
+    signal.signal(signal.SIGTERM, save)  # until it has ended, its agent does not end
 time.sleep(60)
 """
 
 
 def test_first_rank_that_fails_ends_the_others(write: Write, caplog: pytest.LogCaptureFixture) -> None:
-    """If rank 1 exits with 7 while rank 0 sleeps, the run fails immediately and names the rank and the exit code.
+    """If rank 3 exits with 7 while the others sleep, the run fails immediately and names the rank and the exit code.
 
-    The log has the rank's last line before the agents have ended.
+    The log has the rank's last line before its agent has ended, which then reports the exit code.
     """
-    state, report = run_flow(write(code=FIRST, nodes=2))
+    state, report = run_flow(write(code=FIRST, nodes=2, processes=2))
     assert report.collected
     failure = report.collected.failure
     assert failure
-    assert (state.is_failed(), failure.rank, failure.exit_code) == (True, 1, 7)
+    assert (state.is_failed(), failure.rank, failure.exit_code) == (True, 3, 7)
     assert "out of ideas" in "".join(failure.tail)
     assert report.attempts[0].outcome.ended_at
     assert report.seconds < 30
     assert list_remaining_processes(report) == []
-    first_words = "rank 1 on node-1 has ended with exit code 7; its last lines:\n  | out of ideas"
-    [stop_message] = [message for message in caplog.messages if message.endswith("; stopping what still runs")]
-    assert caplog.messages.index(first_words) < caplog.messages.index(stop_message)
+    last_words = "rank 3 on node-1 has ended; its last lines:\n  | out of ideas"
+    stop_message = "node-1 ended with exit code 1; stopping what still runs"
+    assert caplog.messages.index(last_words) < caplog.messages.index(stop_message)
+    assert "rank 3 on node-1 has ended with exit code 7" in caplog.messages
 
 
 @pytest.mark.parametrize(
