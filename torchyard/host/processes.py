@@ -217,10 +217,19 @@ def _find_supervisors(label: str) -> list[int]:
         return []
     supervisors = {_read_stat(pid).parent_pid for pid in find_labelled(label)}
     for pid, folder in _list_supervisor_folders().items():
-        folder_label = parse_label(folder)
-        if folder_label == label or (label.endswith("/") and folder_label.startswith(label)):
+        if _is_part_of(parse_label(folder), label) and not _has_other_label(pid, label):
             supervisors.add(pid)
     return sorted(filter(_is_supervisor, supervisors))
+
+
+def _is_part_of(process_label: str, label: str) -> bool:
+    return process_label == label or (label.endswith("/") and process_label.startswith(label))
+
+
+def _has_other_label(supervisor_pid: int, label: str) -> bool:
+    """Whether the processes of a supervisor are another job's: a folder of another path may have the same name."""
+    labels = {_read_environment(pid).get(JOB_VARIABLE, "") for pid in list_descendants([supervisor_pid])} - {""}
+    return bool(labels) and not any(_is_part_of(process_label, label) for process_label in labels)
 
 
 def is_label_alive(label: str) -> bool:

@@ -105,6 +105,28 @@ def test_process_that_starts_a_program_is_found(tmp_path: Path) -> None:
     assert looks == [[process.pid]] * 300
 
 
+def test_folder_of_the_same_name_elsewhere_is_another_runs(tmp_path: Path) -> None:
+    """Ending what a path stands for leaves a process alone whose folder has the same name, and whose label differs."""
+    node = Path(RUN) / "attempt-9" / "node-0"
+    state = call_supervisor(
+        "submit",
+        tmp_path / "first" / node,
+        spec={
+            "name": "node-0",
+            "argv": ["sleep", "60"],
+            "env": {},
+            "cwd": "/",
+            "label": "another/1/node-0",
+            "ports": [],
+        },
+    )
+    try:
+        assert call_supervisor("cancel", tmp_path / "second" / node, grace=0) == {"phase": "absent", "left": []}
+        assert is_running(state["agent"])
+    finally:
+        assert call_supervisor("cancel", tmp_path / "first" / node, grace=0)["left"] == []
+
+
 def test_processes_of_a_job_are_listed_oldest_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """A parent precedes its child also if the numbers of the processes have started again from the lowest."""
     start_times = {7: 500, 4_000_000: 400}
