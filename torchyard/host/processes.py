@@ -23,7 +23,7 @@ FLOW_RUN_VARIABLE = "TORCHYARD_FLOW_RUN"  # the id of the flow run that has star
 FLOW_RUN_SOURCE = "PREFECT__FLOW_RUN_ID"  # the same in the flow's process and in supervisors, set by Prefect's worker
 _UNREADABLE = (FileNotFoundError, ProcessLookupError, PermissionError)  # it has ended, or is another user's
 _KILL_TIMEOUT_S = 5.0
-_EXEC_TIMEOUT_S = 1.0
+_EXEC_TIMEOUT_S = 5.0  # a program may have to be read from a slow disk first
 # Of /proc/PID/stat, counted from the state (man 5 proc).
 _FLAGS_FIELD = 6
 _ENV_END_FIELD = 48
@@ -56,8 +56,8 @@ def has_variable(pid: str, variable: bytes) -> bool:
 def _read_environ(pid: object) -> bytes:
     """The environment of a process; empty if it has none, has ended, or is another user's.
 
-    While a process starts another program it has none, for up to some milliseconds: then it is read again. Otherwise a
-    process of a job could be passed over, and "nothing is left" be untrue.
+    While a process starts another program it has none, usually for less than a millisecond: then it is read again, for
+    up to `_EXEC_TIMEOUT_S`. Otherwise a process of a job could be passed over, and "nothing is left" be untrue.
     """
     deadline = time.monotonic() + _EXEC_TIMEOUT_S
     address: int | None = 0
