@@ -5,6 +5,7 @@ Start with `torchyard demo`.
 """
 
 import argparse
+import errno
 import json
 import sys
 import traceback
@@ -64,6 +65,9 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:
         return ExitCode.SUCCESS
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            print(f"cannot write the output or a file: {error}; free some space", file=sys.stderr)
+            return ExitCode.FAILED
         if not args.json:
             raise
         traceback.print_exc()

@@ -187,7 +187,7 @@ def parse_statuses(output: str, job_name: str) -> dict[str, str]:
     """
     try:
         response = json.loads(output[output.index("{") : output.rindex("}") + 1])
-    except ValueError:
+    except (ValueError, RecursionError):
         match = _PLAIN_STATUS.search(output)
         return {"": match.group(1) if match else ""}
     first_status = ""

@@ -208,7 +208,9 @@ def read_json(response: Response, object_hook: Callable[[dict[str, Any]], Any] |
     """
     body = read_body(response)
     try:
-        document = json.loads(body, object_hook=object_hook)
+        document = json.loads(body, object_hook=object_hook)  # `parse_json` is slow for a list of thousands of pods
+    except RecursionError as error:
+        raise build_foreign_error(f"it has too many levels: {_describe_body(body)}") from error
     except ValueError as error:
         if body.lstrip().startswith(b"{"):
             raise TransientError(f"the response broke off: {error}") from error

@@ -1,10 +1,10 @@
 """What a refusal of the API server means, which its discovery, its readiness and new credentials show."""
 
-import json
 import re
 from http import HTTPStatus
 from typing import Any
 
+from torchyard.common.json_text import parse_json
 from torchyard.kube.absence import ResourcePath, parse_resource_path
 from torchyard.kube.credentials import Credentials
 from torchyard.kube.http import Connection, Request, build_foreign_error, read_body
@@ -85,7 +85,7 @@ def _read_discovery(connection: Connection, path: str, kind: str) -> dict[str, A
     """A discovery document. TransientError if the response is not a document of this kind."""
     body = _read(connection, path)
     try:
-        document = json.loads(body)
+        document = parse_json(body)
     except ValueError:
         document = None
     if not isinstance(document, dict) or document.get("kind") != kind:

@@ -8,6 +8,7 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+from torchyard.common.json_text import parse_json
 from torchyard.kube.channels import V4, V5, Channels
 from torchyard.kube.retry import TransientError
 from torchyard.kube.streams import StreamClient
@@ -93,7 +94,7 @@ async def _receive_output(channels: Channels, on_output: Callable[[int, bytes], 
 def parse_exit_code(host: str, status: bytes) -> int:
     """The exit code that a Status object reports. ClusterError with its message if the command was not started."""
     try:
-        document = json.loads(status)
+        document = parse_json(status)
         if document["status"] == "Success":
             return 0
         if document.get("reason") == "NonZeroExitCode":

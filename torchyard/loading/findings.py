@@ -1,6 +1,6 @@
 """Collects what is wrong with a profile: all of it is reported at once, each finding with its file, line and key."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ class Findings:
     listed: each with its position in the file, or `override`.
     wrong_keys: the top-level keys with a finding; what follows from a wrong value is not reported as well.
     code_names: the files of the profile's code, relative to its folder.
+    key_places: the paths of the profile's keys by name; empty until `list_key_places` is needed.
     manifest: the file of the profile's manifest, whose lines findings about its objects get; None if it has none.
     """
 
@@ -31,6 +32,7 @@ class Findings:
         self.listed: list[Finding] = []
         self.wrong_keys: set[str] = set()
         self.code_names: frozenset[str] = frozenset()
+        self.key_places: Mapping[str, Sequence[str]] = {}
         self.manifest: ManifestFile | None = None
         self._path = path
         self._root = root
@@ -93,7 +95,7 @@ class Findings:
         """Add the errors of a model, whose location in the profile is `prefix`; return the model's wrong keys."""
         wrong_keys: set[str] = set()
         for details in error.errors():
-            loc, finding = explain_error(details, prefix, model)
+            loc, finding = explain_error(details, prefix, model, self.key_places)
             self.add(finding, loc)
             wrong_keys.update(map(str, details["loc"][:1]))  # a missing key has the location of its mapping
         return wrong_keys

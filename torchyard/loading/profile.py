@@ -15,6 +15,7 @@ from torchyard.common.extensions import find_extension, get_folder
 from torchyard.common.project_root import ROOT, is_utf8
 from torchyard.launchers import registry
 from torchyard.loading.findings import Findings
+from torchyard.loading.key_places import list_key_places
 from torchyard.loading.local_files import read_local_files
 from torchyard.loading.manifest_file import read_manifest
 from torchyard.loading.yaml_document import merge_mappings, merge_overrides, read_document
@@ -133,11 +134,20 @@ def _build_profile(raw: Mapping[str, Any], path: Path, findings: Findings) -> Pr
     try:
         return Profile.model_validate(keys)
     except ValidationError as error:
+        findings.key_places = list_key_places(_find_options(keys.get("launcher")))
         findings.wrong_keys |= findings.add_validation_error(error, Profile)
     keys = {key: value for key, value in keys.items() if isinstance(key, str) and key not in findings.wrong_keys}
     for key in _PLACEHOLDERS.keys() & findings.wrong_keys:
         keys[key] = _PLACEHOLDERS[key]
     return Profile.model_validate(keys)
+
+
+def _find_options(launcher: Any) -> type[BaseModel] | None:
+    """The model of the options of the launcher with this name; None if there is none."""
+    try:
+        return registry.load_launcher(str(launcher)).Options
+    except ExtensionError:
+        return None
 
 
 def _check_notify_address(profile: Profile, findings: Findings) -> None:
@@ -244,6 +254,7 @@ def _check_options(profile: Profile, model: type[BaseModel], findings: Findings)
     try:
         model.model_validate(profile.options)
     except ValidationError as error:
+        findings.key_places = list_key_places(model)
         wrong_options = findings.add_validation_error(error, model, ("options",))
     else:
         return profile, True

@@ -4,12 +4,14 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, get_args
 
 import yaml
 from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
+from torchyard.loading.key_places import suggest_place
 from torchyard.model.finding import FilePosition, Finding
 
 _UNION_TAGS = (
@@ -19,6 +21,7 @@ _UNION_TAGS = (
     "conditions",
 )  # pydantic adds the tag of a union's member to an error's location
 _MAX_VALUE_CHARS = 200  # of a wrong value that is shown
+_MAX_PLACE_LEVELS = 2  # of a key that may belong elsewhere: deeper ones, such as `env.A.key`, have names of their own
 _MAX_MESSAGE_CHARS = 1000  # of a message, which may quote a part of the value as well
 _QUEUE_OPTIONS = {"queue": "a queue of Volcano", "local_queue": "a LocalQueue of Kueue"}
 Loc = tuple[str | int, ...]  # keys and indices into a document, as in pydantic's errors
@@ -84,13 +87,23 @@ class LocatedFinding(NamedTuple):
     finding: Finding
 
 
-def explain_error(error: ErrorDetails, prefix: tuple[str, ...], model: type[BaseModel]) -> LocatedFinding:
-    """A finding for an error of pydantic. `prefix`: the location of `model` in the document."""
+def explain_error(
+    error: ErrorDetails,
+    prefix: tuple[str, ...],
+    model: type[BaseModel],
+    key_places: Mapping[str, Sequence[str]] = MappingProxyType({}),
+) -> LocatedFinding:
+    """A finding for an error of pydantic.
+
+    prefix: the location of `model` in the document.
+    key_places: the paths of the keys that belong elsewhere in the document (see `list_key_places`).
+    """
     loc = _drop_union_tag(prefix + error["loc"])
     key_path = shorten_value(".".join(str(segment) for segment in loc))
     if error["type"] == "extra_forbidden":
         choices = _list_keys(model, error["loc"][:-1])
-        suggestion = _explain_queue_key(loc, choices) or suggest_name(str(loc[-1]), choices)
+        place = suggest_place(str(loc[-1]), key_places) if len(loc) <= _MAX_PLACE_LEVELS else None
+        suggestion = _explain_queue_key(loc, choices) or place or suggest_name(str(loc[-1]), choices)
         return LocatedFinding(loc, Finding("", f"unknown key {key_path}: {suggestion}"))
     if error["type"] == "missing":
         return LocatedFinding(loc[:-1], Finding("", f"the key {key_path} is missing"))

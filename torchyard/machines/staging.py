@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple, NoReturn
 
 from torchyard.code.archive import read_archive
+from torchyard.common.json_text import parse_json
 from torchyard.host.staging import is_missing, list_files
 from torchyard.machines import processes
 from torchyard.machines.archive import END_MEMBER, unpack_archive
@@ -150,7 +151,7 @@ def _send_archive(site: Site, checkpoints: Sequence[SentFile], stdin: IO[bytes],
     another living launcher owns the run, HostError if the program cannot be copied, FolderError if the code cannot be
     read, ValueError or OSError otherwise.
     """
-    response = json.loads(stdout.readline(_MAX_RESPONSE_BYTES))
+    response = parse_json(stdout.readline(_MAX_RESPONSE_BYTES))
     if not isinstance(response, dict):
         raise ValueError("it did not report whether the run's folder exists")
     if response.get("other_owner"):
@@ -166,7 +167,7 @@ def _send_archive(site: Site, checkpoints: Sequence[SentFile], stdin: IO[bytes],
                 archive.addfile(member, io.BytesIO(content))
             archive.addfile(tarfile.TarInfo(END_MEMBER))
         stdin.close()
-    return json.loads(stdout.read(_MAX_RESPONSE_BYTES))
+    return parse_json(stdout.read(_MAX_RESPONSE_BYTES))
 
 
 def _strip_owner(member: tarfile.TarInfo) -> tarfile.TarInfo:

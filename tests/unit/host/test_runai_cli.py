@@ -12,6 +12,7 @@ from torchyard.host.runai_cli import parse_statuses
         ('{"general": {"name": "j", "phase": "Running"}, "pods": [{"podName": "j-master-0", "state": "W"}]}', "W"),
         ('{"Status": {"Phase": "Running"}, "pods": [{"metadata": {"name": "j-master-0"}, "status": "P"}]}', "P"),
         ("NAME: j\nSTATUS: Running\n", None),
+        ('STATUS: Running\n{"a": ' + "[" * 100_000 + "}", None),
         ('warning: old\n{"status": {"value": "Running"}}', None),
     ],
 )

@@ -70,6 +70,15 @@ def test_response_that_no_api_server_gives_is_repeated(
     assert result in (True, None) or result["metadata"]["uid"]
 
 
+@pytest.mark.parametrize("verb", ["get", "list"])
+def test_response_that_is_nested_too_deeply_is_repeated(fake_api: FakeApi, fake_server: Client, verb: str) -> None:
+    """A body with more levels than a parser can read is not an API server's: it is no error of this process."""
+    fake_api.put(CONFIG)
+    fake_api.answer("GET", "/configmaps", 200, b'{"kind": ' + b"[" * 100_000, times=1)
+    result = fake_server.get("v1", "ConfigMap", "one") if verb == "get" else fake_server.list("v1", "ConfigMap")[0]
+    assert result["metadata"]["uid"]
+
+
 def test_persistent_response_of_a_proxy_is_a_transient_error(
     fake_api: FakeApi, fake_server: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:

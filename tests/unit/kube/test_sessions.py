@@ -76,7 +76,12 @@ def test_command_that_cannot_be_started_is_an_error(pod_sessions: PodSessions) -
 
 @pytest.mark.parametrize(
     ("status", "message"),
-    [(b"[]", r"\[\]"), (b"{", "{"), (b'{"status": "Failure", "message": "no disk"}', "no disk")],
+    [
+        (b"[]", r"\[\]"),
+        (b"{", "{"),
+        (b'{"status": "Failure", "message": "no disk"}', "no disk"),
+        (b"[" * 100_000, r"\[\["),
+    ],
 )
 def test_unusable_status_is_an_error(status: bytes, message: str) -> None:
     """A status without an exit code, or that is malformed, is an error that quotes it."""
