@@ -56,7 +56,11 @@ def command_word(text: str, job_node: JobNode) -> str:
 
 
 def program_arguments(profile: Profile, run: Run, job_node: JobNode) -> tuple[str, ...]:
-    """The program's arguments, with values in place of `{nodes}`, `{node_rank}` and the like."""
+    """The program's arguments, each placeholder of `PLACEHOLDERS` replaced by its value; other braces stay.
+
+    Without a checkpoint to resume from, the arguments that need one are left out. In pods the arguments are escaped for
+    the kubelet; no shell reads them.
+    """
     values = {
         "nodes": str(profile.nodes),
         "processes": str(profile.processes),
@@ -124,7 +128,7 @@ def program_environment(profile: Profile, job_node: JobNode) -> dict[str, str]:
 def pod_environment(profile: Profile, job_node: JobNode, index_field: str) -> list[dict[str, Any]]:
     """The variables in a pod: TORCHYARD_NODE, which the kubelet reads from the field `index_field`, then the program's.
 
-    An agent gets the pod's own address here, because older agents fail on an option that they do not support.
+    An agent gets the pod's own address by a variable, because an older torchrun exits at the option `--local-addr`.
     """
     variables: dict[str, str] = {}
     if job_node.address and profile.resolved_agent != "none":

@@ -29,7 +29,7 @@ RENEW_INTERVAL_S = 40.0
 HOLDER_DEAD_AFTER_S = 3 * RENEW_INTERVAL_S + 10.0  # without a renewal for so long, the holder is dead
 MAX_PROOF_AGE_S = 1.0  # of a renewal that proves the ownership: nobody takes the run over before HOLDER_DEAD_AFTER_S
 HOLDER_POLL_INTERVAL_S = 5.0  # seconds between two checks whether a holder is alive
-_SUCCESSOR = "another process, which has taken it over"
+_NEW_HOLDER = "another process, which has taken it over"
 TEST_FAILED_STATUS = 422  # the API server's response if a test in a JSON patch fails
 
 
@@ -223,7 +223,7 @@ def renew_lease(plan: ManifestPlan) -> KubeObject | None:
     def is_renewed(lease: KubeObject) -> bool:
         return lease_record.read_renew_time(lease) >= now
 
-    return _patch_lease(plan, _SUCCESSOR, _build_holder_test(plan), *steps, is_applied=is_renewed)
+    return _patch_lease(plan, _NEW_HOLDER, _build_holder_test(plan), *steps, is_applied=is_renewed)
 
 
 class _Proof:
@@ -263,12 +263,13 @@ def confirm_ownership(plan: ManifestPlan) -> None:
         raise ClusterError(client.host, f"renew Lease {plan.run}", "it was not found, and exists", 0)
 
 
-def _annotate_lease(plan: ManifestPlan, annotations: Mapping[str, str], *changes: KubeObject) -> None:
-    """Record facts on the Lease, together with other changes of it.
+def _annotate_lease(plan: ManifestPlan, annotations: Mapping[str, str], *other_steps: KubeObject) -> None:
+    """Set annotations of the Lease, in one JSON patch with `other_steps` of it; nothing if the Lease was deleted.
 
-    If another user has removed all annotations, to which a patch cannot add one, those of this process are restored.
+    A JSON patch cannot add an annotation to a Lease without any. If a user has removed all of them, those with which
+    this process created the Lease are written again, with the new ones.
 
-    Raises RunInUseError if another process has taken the run over, ClusterError if the facts are not on the Lease.
+    Raises RunInUseError if another process has taken the run over, ClusterError if the annotations are not set.
     """
     steps = [_build_holder_test(plan)]
     for key, text in annotations.items():
@@ -279,16 +280,16 @@ def _annotate_lease(plan: ManifestPlan, annotations: Mapping[str, str], *changes
 
     client = get_cluster_client(plan.cluster)
     try:
-        _patch_lease(plan, _SUCCESSOR, *steps, *changes, is_applied=is_recorded)
+        _patch_lease(plan, _NEW_HOLDER, *steps, *other_steps, is_applied=is_recorded)
         return
     except ClusterError as error:
-        existing = read_lease(client, plan) if error.status == TEST_FAILED_STATUS else None
-        if existing is None or existing["metadata"].get("annotations"):
+        lease = read_lease(client, plan) if error.status == TEST_FAILED_STATUS else None
+        if lease is None or lease["metadata"].get("annotations"):
             raise
     get_log().warning("Lease %s has lost all of its annotations: they are restored", plan.run)
     restored = build_lease(plan, client)["metadata"]["annotations"] | annotations
-    step = {"op": "add", "path": "/metadata/annotations", "value": restored}
-    client.patch(plan.lease, [_build_holder_test(plan), step, *changes])
+    restoring_steps = [_build_holder_test(plan), {"op": "add", "path": "/metadata/annotations", "value": restored}]
+    _patch_lease(plan, _NEW_HOLDER, *restoring_steps, *other_steps, is_applied=is_recorded)
 
 
 def record_submission(plan: ManifestPlan) -> None:

@@ -296,14 +296,17 @@ class _Claim:
         return self._renew(lease, [uid_test, lease_record.build_unchanged_test(lease)])
 
     def confirm(self) -> None:
-        """Prove, right before a deletion, that no other process owns the run; ClusterError if one does."""
+        """Prove, right before a deletion, that no other process owns the run; the Lease is renewed for that.
+
+        Raises ClusterError if another process owns the run, or if that cannot be read.
+        """
         run = self.orphan.run
         if self._lease is None:
-            is_owned = self._client.get(*_LEASE_KIND, run) is None
+            is_confirmed = self._client.get(*_LEASE_KIND, run) is None
         else:
             holder_test = {"op": "test", "path": "/spec/holderIdentity", "value": self._holder}
-            is_owned = self._renew(self._lease, [holder_test])
-        if not is_owned:
+            is_confirmed = self._renew(self._lease, [holder_test])
+        if not is_confirmed:
             message = "another process has taken the run over; nothing more of it is deleted"
             raise ClusterError(self._client.host, f"sweep {run}", message, HTTPStatus.CONFLICT)
 

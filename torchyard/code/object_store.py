@@ -24,7 +24,7 @@ def publish_archive(code: StagedCode) -> str:
     The URL is a secret: from now on it is masked in all that this process prints.
     """
     url = _get_url(code)
-    files = _open_files(url)
+    files = _open_file_system(url)
     keep_archive(code)
     try:
         if _find_size(files, url) != code.archive.packed_bytes:
@@ -38,7 +38,7 @@ def check_store(code: StagedCode) -> Finding:
     """A check that the store can be read, and signs URLs."""
     url = _get_url(code)
     try:
-        files = _open_files(url)
+        files = _open_file_system(url)
         _find_size(files, url)
         _sign_url(files, url)
     except CodeError as error:
@@ -53,8 +53,8 @@ def _get_url(code: StagedCode) -> str:
     return code.url
 
 
-def _open_files(url: str) -> Any:
-    """The client of the URL's protocol. CodeError if there is none, or its package is missing."""
+def _open_file_system(url: str) -> Any:
+    """The file system of fsspec for the URL. CodeError if its protocol is unknown, or a package is missing."""
     protocol = url.partition("://")[0]
     try:
         need(f"code.store at {protocol}://", "fsspec", protocol=protocol)
@@ -63,13 +63,13 @@ def _open_files(url: str) -> Any:
     from fsspec.core import url_to_fs
 
     try:
-        files, _ = url_to_fs(url, use_listings_cache=False, skip_instance_cache=True)
+        file_system, _ = url_to_fs(url, use_listings_cache=False, skip_instance_cache=True)
     except (ImportError, ValueError) as error:
         raise CodeError(mask_text(url), _describe_error(error), _STORE_REMEDY) from error
     if protocol in _S3_PROTOCOLS:
         # In some regions botocore signs URLs by version 2, which newer buckets and objects encrypted with KMS refuse.
-        files.config_kwargs.setdefault("signature_version", "s3v4")
-    return files
+        file_system.config_kwargs.setdefault("signature_version", "s3v4")
+    return file_system
 
 
 def _find_size(files: Any, url: str) -> int | None:

@@ -23,7 +23,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def _count_levels(text: str) -> int:
-    """The most lists and objects of a text that are open at once; what is in strings does not count."""
+    """How deep the lists and objects of a text are nested; brackets in strings do not count."""
     levels = 0
     most_levels = 0
     for match in _TOKENS.finditer(text):

@@ -27,7 +27,10 @@ def format_duration(seconds: float) -> str:
 
 
 def format_ranks(ranks: Iterable[int], max_ranges: int | None = None) -> str:
-    """`0-6, 8`; empty without ranks. After `max_ranges` ranges the other ranks are counted: `0, 2 and 12 more`."""
+    """The ranks as ranges: `0-6, 8`; empty without ranks.
+
+    max_ranges: how many ranges are listed, 1 or more; the other ranks are counted: `0, 2 and 12 more`.
+    """
     ranges: list[_RankRange] = []
     for rank in sorted(set(ranks)):
         if ranges and rank == ranges[-1].last + 1:

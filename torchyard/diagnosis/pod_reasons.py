@@ -306,7 +306,10 @@ def get_reasons_by_pod(pods: Pods) -> dict[str, list[PodReason]]:
 
 
 def find_pod_problems(pods: Pods, reasons_by_pod: Mapping[str, Sequence[PodReason]], now: float) -> list[PodProblem]:
-    """Every cause in the reasons of the pods that counts at the time `now`: a pod that has ended needs no patience."""
+    """The reasons that prove a problem of a pod: those that have lasted as long as their rule requires, by `now`.
+
+    A reason of a pod that has ended counts at once. `now`: seconds since the epoch, by the API server's clock.
+    """
     problems = []
     for name, reasons in reasons_by_pod.items():
         has_ended = get_pod_phase(pods[name]) in ENDED_POD_PHASES

@@ -786,18 +786,18 @@ def _parse_rank(line: str) -> int | None:
     return int(match["bracketed"] or match["bare"] or match["reported"]) if match else None
 
 
-def _find_nccl_warning(lines: Sequence[LogLinePart], end: int) -> str | None:
-    """What NCCL says of the error that the exception at the index `end` reports; None if it says nothing.
+def _find_nccl_warning(lines: Sequence[LogLinePart], exception_index: int) -> str | None:
+    """NCCL's own message about the error that the exception at this index reports; None if there is none.
 
-    It is the first warning before the exception, from which later ones follow, or else the last one, which torch adds
-    to the exception.
+    The first warning of NCCL in the lines before the exception counts, because the next ones follow from it. Without a
+    warning it is NCCL's last error, which torch quotes behind the exception.
     """
-    for line in lines[max(end - _NCCL_WARNING_LINES, 0) : end]:
+    for line in lines[max(exception_index - _NCCL_WARNING_LINES, 0) : exception_index]:
         match = _NCCL_WARNING.search(line.text)
         if match and not is_harmless(line.text):
             return match[1]
-    message = lines[end + 1 : end + 1 + _NCCL_MESSAGE_LINES]
-    for line, next_line in pairwise(message):
+    quoted_lines = lines[exception_index + 1 : exception_index + 1 + _NCCL_MESSAGE_LINES]
+    for line, next_line in pairwise(quoted_lines):
         logger_prefix, marker, rest = line.text.partition(_LAST_NCCL_ERROR)
         if marker and not rest.strip():
             return next_line.text.removeprefix(logger_prefix).strip() or None

@@ -14,7 +14,7 @@ from torchyard.trend.records import History, Record
 
 _BYTES_PER_GB = 1e9
 _BUSBW = "busbw"  # GB/s, of nccl-tests and programs/allreduce.py
-_RATED_ENDS = ("succeeded", "failed", "gave-up", "swept")  # an end by a person is not a fact about the job
+_JOB_ENDS = ("succeeded", "failed", "gave-up", "swept")  # an end by a person is not a fact about the job
 
 
 def build_families(all_runs: AllRuns, histories: Sequence[History]) -> Iterator[Metric]:
@@ -65,7 +65,7 @@ def _build_history_families(histories: Sequence[History]) -> Iterator[Metric]:
     for history in histories:
         records += history.records
     records.sort(key=lambda record: record.at)
-    ended = [record for record in records if record.end in _RATED_ENDS]
+    ended = [record for record in records if record.end in _JOB_ENDS]
     last = {record.key.profile: record for record in ended}
     succeeded = {record.key.profile: record for record in ended if record.end == "succeeded"}
     help_text = "When the last run of a profile succeeded."

@@ -165,11 +165,14 @@ def _walk_mappings(value: Json) -> Iterator[Json]:
 
 
 def _find_text(mapping: Json, keys: tuple[str, ...]) -> str:
-    """The first text under one of these keys, in any case, or one mapping deeper; empty if there is none."""
+    """The first text under one of these keys, or in the mapping under one, as in `status: {phase: Running}`.
+
+    Capitals and small letters are the same in the keys of `mapping`. Empty if there is none.
+    """
     if not isinstance(mapping, dict):
         return ""
-    lowered = {str(key).lower(): value for key, value in mapping.items()}
-    values = [lowered[key] for key in keys if key in lowered]
+    values_by_key = {str(key).lower(): value for key, value in mapping.items()}
+    values = [values_by_key[key] for key in keys if key in values_by_key]
     for value in values:
         if isinstance(value, str):
             return value
@@ -181,9 +184,10 @@ def _find_text(mapping: Json, keys: tuple[str, ...]) -> str:
 
 
 def parse_statuses(output: str, job_name: str) -> dict[str, str]:
-    """The statuses in the CLI's output: the job's under an empty name (empty if unknown), each pod's under its name.
+    """The statuses in the CLI's output, by the names there, such as those of the pods.
 
-    A job that is not named in JSON has the first status there: the outer mappings come first.
+    The job's own is also under the name "", and is empty if it is unknown. If the output does not name the job, that is
+    the status of the outermost mapping which has one.
     """
     try:
         response = json.loads(output[output.index("{") : output.rindex("}") + 1])
@@ -279,10 +283,11 @@ def get_pod_status(state: Json, pod_name: str) -> Json:
 
 
 def copy_log(pod: RunaiPod, *, has_ended: bool) -> str | None:
-    """Append the log's new lines to the copy; returns why the CLI could not print the log, None if it could.
+    """Append the log's new lines to the copy; return why the CLI could not print the log, None if it could.
 
-    The lines from shortly before the newest copied one on are requested; those that the copy has are skipped.
-    The last line is copied without its line end only once the pod has ended.
+    The CLI is asked for the log since `_LOG_OVERLAP_S` before the newest line of the copy, and lines that the copy has
+    already are skipped. A last line that is not complete is copied once the pod has ended. Lines without a time stamp
+    are messages of the CLI and are not copied.
     """
     os.makedirs(os.path.dirname(pod.copy_path), exist_ok=True)
     prefix = (" %s | " % pod.node).encode()
@@ -293,13 +298,13 @@ def copy_log(pod: RunaiPod, *, has_ended: bool) -> str | None:
         if copied_lines:
             argv += ["--since-time", time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(since))]
         exit_code, stdout, stderr = _run_cli(argv, timeout_s=_LOG_TIMEOUT_S)
-        replayed = collections.Counter(line for line in copied_lines if _parse_timestamp(line) >= since)
+        repeat_counts = collections.Counter(line for line in copied_lines if _parse_timestamp(line) >= since)
         *lines, unfinished_line = stdout.split(b"\n")
         if has_ended:
             lines.append(unfinished_line)
         for line in filter(_LINE_TIMESTAMP.match, lines):
-            replayed[line] -= 1
-            if replayed[line] < 0:
+            repeat_counts[line] -= 1
+            if repeat_counts[line] < 0:  # the copy lacks this one
                 file.write(line.replace(b" ", prefix, 1) + b"\n")
     if exit_code == 0:
         return None

@@ -129,7 +129,7 @@ def _build_job_node(profile: Profile, run: Run) -> JobNode:
 
 
 def _list_pod_sets(job: Manifest) -> Iterator[PodSet]:
-    """The pods of each Job of a JobSet, which is called <name>-<number>."""
+    """The pods of each Job that a JobSet creates: Job <name>-<number> of the replicated job <name>."""
     stages = _list_stages(job)
     for replicated_job, stage in zip(job["spec"]["replicatedJobs"], stages, strict=True):
         spec = replicated_job["template"]["spec"]

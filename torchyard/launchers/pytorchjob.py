@@ -69,24 +69,24 @@ def _count_pods_by_role(profile: Profile) -> dict[str, int]:
 
 def build_pytorchjob(profile: ResolvedProfile, run: Run, options: Options) -> dict[str, Any]:
     """The PyTorchJob. A failed pod and its log stay; a new attempt is torchyard's decision."""
-    node = _build_job_node(profile, run)
+    job_node = _build_job_node(profile, run)
     variables = []
     if profile.rendezvous in WITH_AGENT:
-        variables = process_env.pod_environment(profile, node, _INDEX_FIELD)
+        variables = process_env.pod_environment(profile, job_node, _INDEX_FIELD)
     env = template.build_container_env(profile, run, variables)
-    container = template.build_container(profile, _CONTAINER_NAME, command.pod_command(profile, run, node), env)
+    container = template.build_container(profile, _CONTAINER_NAME, command.pod_command(profile, run, job_node), env)
     # If no port has this name, the operator adds 23456: under the host's network, only one such job per node.
     container["ports"] = [{"name": "pytorchjob-port", "containerPort": torchrun.first_port(run)}]
-    pod = {"restartPolicy": "Never", "template": template.build_pod_template(profile, run, container)}
+    replica_spec = {"restartPolicy": "Never", "template": template.build_pod_template(profile, run, container)}
     spec: dict[str, Any] = {}
     if profile.rendezvous in WITH_AGENT:
-        spec["elasticPolicy"] = _build_elastic_policy(profile, run, node.endpoint)
+        spec["elasticPolicy"] = _build_elastic_policy(profile, run, job_node.endpoint)
     if profile.resolved_agent == "none":
-        # The operator multiplies WORLD_SIZE by this. Without it, WORLD_SIZE is the number of pods in every version.
+        # The operator multiplies WORLD_SIZE by this. Without it, every version sets WORLD_SIZE to the number of pods.
         spec["nprocPerNode"] = str(profile.processes)
     spec["runPolicy"] = _build_run_policy(profile, options)
     spec["pytorchReplicaSpecs"] = {
-        role: {"replicas": count} | copy.deepcopy(pod) for role, count in _count_pods_by_role(profile).items()
+        role: {"replicas": count} | copy.deepcopy(replica_spec) for role, count in _count_pods_by_role(profile).items()
     }
     return {
         "apiVersion": _API,

@@ -128,14 +128,17 @@ def _get_value(node: yaml.Node | None, key: str) -> Any:
 
 
 def _find_line(node: yaml.Node, key_path: str) -> int:
-    """The line, from 0, of a key path such as `spec.tasks[0].resources.limits.nvidia.com/gpu`."""
+    """The line, counted from 0, of a key path such as `spec.tasks[0].resources.limits.nvidia.com/gpu`.
+
+    If the document does not have the path, the line of the part of it that the document has.
+    """
     line = node.start_mark.line
     while key_path:
-        index = _INDEX_PATTERN.match(key_path)
-        if isinstance(node, yaml.SequenceNode) and index and int(index[1]) < len(node.value):
-            node = node.value[int(index[1])]
+        match = _INDEX_PATTERN.match(key_path)
+        if isinstance(node, yaml.SequenceNode) and match and int(match[1]) < len(node.value):
+            node = node.value[int(match[1])]
             line = node.start_mark.line
-            key_path = key_path[index.end() :].removeprefix(".")
+            key_path = key_path[match.end() :].removeprefix(".")
             continue
         pairs = node.value if isinstance(node, yaml.MappingNode) else ()
         # The longest key first, because a key may contain dots: `nvidia.com/gpu`.

@@ -15,8 +15,8 @@ from torchyard.notify.delivery import Message, Tone
 
 _MAX_SENTENCE_CHARS = 1000
 _FAILED_ENDS: frozenset[End] = frozenset({"failed", "gave-up", "swept"})
-# An end by a person is not a fact about the runs before and after it.
-_RATED_ENDS = (*_FAILED_ENDS, "succeeded")
+# Those of the job itself: an end by a person is not a fact about the runs before and after it.
+_JOB_ENDS = (*_FAILED_ENDS, "succeeded")
 _TONES: dict[RunEvent, Tone] = {
     "failed": "failure",
     "regressed": "warning",
@@ -82,17 +82,17 @@ def write_bad_loss_message(profile: Profile, run: str, bad_loss: BadLoss, link: 
 
 
 def _explain_recovery(report: Report, previous_ends: Sequence[str]) -> str | None:
-    """Why a success is a recovery; None if it is not."""
+    """Why the success of a run is a recovery; None if it is not. `previous_ends`: the oldest first."""
     reasons: list[str] = []
     if len(report.attempts) > 1:
         reasons.append(f"attempt {len(report.attempts)} succeeded")
-    loss_count = sum(step.name == "resume" for step in report.steps)
+    loss_count = sum(step.name == "resume" for step in report.steps)  # a step of each further launcher
     if loss_count == 1:
         reasons.append("the launcher was lost once")
     elif loss_count > 1:
         reasons.append(f"the launcher was lost {loss_count} times")
-    rated_ends = [end for end in previous_ends if end in _RATED_ENDS]
-    if rated_ends and rated_ends[-1] != "succeeded":
+    job_ends = [end for end in previous_ends if end in _JOB_ENDS]
+    if job_ends and job_ends[-1] != "succeeded":
         reasons.append("the run before it did not succeed")
     return "; ".join(reasons) if reasons else None
 

@@ -64,7 +64,7 @@ def _build_lease(profile: Profile, run: Run) -> dict[str, Any]:
 
 
 def build_plan_fields(profile: ResolvedProfile, run: Run) -> dict[str, Any]:
-    """The fields of any job's plan that come from its run."""
+    """The fields of a ManifestPlan that are the same for every kind of job."""
     return {
         "labels": attempt_labels(profile, run),
         "lease": _build_lease(profile, run),

@@ -246,7 +246,8 @@ def _build_init_container(init: Init, mounts: list[Manifest]) -> Manifest:
 def build_resources(profile: ResolvedProfile) -> Manifest:
     """Requests, limits and claims.
 
-    CPU and memory have a limit only if the profile sets one: by default a limit would throttle or kill the job.
+    Other resources have a limit equal to their request. CPU and memory have one only if the profile sets it, because a
+    limit may throttle or kill a job that its nodes have room for.
     """
     requests = profile.requests
     limits = {name: amount for name, amount in requests.items() if name not in ("cpu", "memory")} | profile.limits

@@ -51,9 +51,10 @@ def end_lost_run(
 ) -> tuple[str, ...] | None:
     """Tear down everything of one run, journal its end, write its report, call `on_end`; return the leftovers.
 
-    None if a living process owns the run, or if `only_expired` and its lease has not ended: a process may have resumed
-    the run since it was listed. A run that was ending when its launcher died gets the end that the launcher had
-    recorded. What cannot be read or removed is a leftover.
+    None if a living process owns the run, or if `only_expired` and its lease (the time limit in its folder) has not
+    ended: a process may have resumed the run since it was listed. Empty if everything was removed, or if the run had
+    ended already. What cannot be read or removed is a leftover; if that is the folder itself, `on_end` is not called.
+    A run that was ending when its launcher died gets the end that the launcher had recorded.
     """
     try:
         with folder.owned(), open_archive(folder.path, lambda: None, is_resumed=True) as archive:
@@ -61,7 +62,7 @@ def end_lost_run(
                 return None
             if not is_run_open(folder):
                 return ()
-            if archive.fetch(_ARCHIVE_TIMEOUT_S):  # else the archive may know more than this folder
+            if archive.fetch(_ARCHIVE_TIMEOUT_S):  # else the archive may have newer files, which stay as they are
                 archive.start()
             if not is_run_open(folder):
                 return ()

@@ -57,7 +57,11 @@ class FailureMonitor:
         return self._check_at is not None
 
     def check(self) -> None:
-        """Report a rank that has failed, or its exit code."""
+        """Report the first rank that has failed, and later its exit code, once `SETTLE_S` have passed after a new sign.
+
+        If the logs do not show yet which rank that is, they are read again after twice that time, and so on up to
+        `_MAX_RETRY_DELAY_S`, then only after another sign.
+        """
         now = self._clock()
         if self._signs.change_count != self._change_count:
             self._change_count = self._signs.change_count

@@ -426,6 +426,26 @@ def test_record_survives_the_loss_of_all_annotations(
     assert lease_record.is_handed_over(lease) == (record == "handed over")
 
 
+def test_annotations_are_not_restored_on_the_lease_of_another_process(
+    plan: ManifestPlan, fake_api: FakeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that takes the run over before the annotations are restored keeps its Lease as it is."""
+    acquired = acquire_lease(plan)
+    del acquired["metadata"]["annotations"]
+    fake_api.put(acquired)
+
+    build_own_lease = lease_module.build_lease
+
+    def build_lease_late(plan: ManifestPlan, client: Client) -> Any:
+        fake_api.objects.patch(LEASE_KEY, {"spec": {"holderIdentity": "elsewhere:/runs"}})
+        return build_own_lease(plan, client)
+
+    monkeypatch.setattr(lease_module, "build_lease", build_lease_late)
+    with pytest.raises(RunInUseError, match="taken it over"):
+        lease_module.record_submission(plan)
+    assert "annotations" not in fake_api.objects.get(LEASE_KEY)["metadata"]
+
+
 def test_renewal_that_a_policy_refuses_is_an_error(plan: ManifestPlan, fake_api: FakeApi) -> None:
     """A 422 for a Lease that is held from here and was not renewed is no renewal, and proves no ownership."""
     acquire_lease(plan)

@@ -155,15 +155,15 @@ def _report_refusal(client: Client, name: str, error: ClusterError) -> Finding:
 
 
 def find_remedy(client: Client, error: ClusterError) -> str:
-    """The remedy for a refusal; empty if none is known for its message."""
+    """The remedy for a request that the API server refused with `error`; empty if none is known."""
     message = error.message
     if "violates PodSecurity" in message:
-        level = "pod-security.kubernetes.io/enforce=privileged"
-        return f"`kubectl label namespace {client.namespace} {level} --overwrite`"
+        label = "pod-security.kubernetes.io/enforce=privileged"
+        return f"`kubectl label namespace {client.namespace} {label} --overwrite`"
     if "failed calling webhook" in message:
         return f"this admission webhook does not respond: {_describe_webhook_remedy(message)}"
     if "exceeded quota" in message:
-        return f"ask for less, or see `kubectl -n {client.namespace} describe quota`"
+        return f"request less, or see `kubectl -n {client.namespace} describe quota`"
     if "cannot create resource" in message:
         return f"{RBAC_COMMAND}, and bind its role to this user"
     if error.status == HTTPStatus.NOT_FOUND:

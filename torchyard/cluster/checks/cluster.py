@@ -75,13 +75,13 @@ def _needs_namespace(requirement: CheckedRequirement) -> bool:
 
 
 def _check_requirement(client: Client, plan: ManifestPlan, requirement: CheckedRequirement) -> Finding:
-    """The finding of one requirement: a warning if this user may not read what it needs, failed on any other error."""
+    """Check one requirement. If it cannot be read: a warning if this user has no right to, a failure otherwise."""
     title = _format_requirement_title(requirement)
     try:
         return _query_requirement(client, plan, requirement)
     except ClusterError as error:
         if error.status == HTTPStatus.FORBIDDEN:
-            remedy = f"{RBAC_COMMAND} creates a role that may read it"
+            remedy = f"{RBAC_COMMAND} creates a role that may read it: bind it to this user"
             return warning_check(title, f"cannot be checked: {error.message}", remedy)
         return failed_check(title, f"cannot be checked: {error.action}: {error.message}", "")
 

@@ -108,9 +108,9 @@ class PodLogs:
         return {follower.node: follower.unwritten for follower in self._followers.values() if follower.unwritten}
 
     def lost_logs(self) -> dict[str, str]:
-        """What is permanently missing, by node.
+        """What is permanently missing in the logs, by node.
 
-        A process that attaches may find the start of a log on disk, and its pod gone: the rest of that log is missing.
+        If a pod has disappeared before this process attached, its log on disk may lack the last lines.
         """
         followed = {follower.node for follower in self._followers.values()}
         lost = {}
@@ -118,9 +118,8 @@ class PodLogs:
             if node not in followed and Path(path).exists():
                 lost[node] = "possibly the last lines: its pod is gone"
         for follower in self._followers.values():
-            # The store's log continues until teardown.
-            is_expected_complete = follower.complete.is_set() or follower.node in self._plan.nodes
-            if is_expected_complete and follower.lost:
+            has_ended = follower.complete.is_set() or follower.node in self._plan.nodes
+            if has_ended and follower.lost:  # the log of the rendezvous store, which is not a node, goes on
                 lost[follower.node] = follower.lost
         return lost
 

@@ -85,7 +85,7 @@ class Sample:
         self.is_complete = True
         self.threads: Dict[_ThreadKey, ThreadSample] = {}
         self.processor_s: Dict[int, float] = {}  # by process, with those of its threads and children that have ended
-        self.library_processor_s: Dict[_ThreadKey, float] = {}
+        self.library_processor_s: Dict[_ThreadKey, float] = {}  # of the threads that are not counted
         self.minor_faults: Dict[int, int] = {}
         self.major_faults: Dict[int, int] = {}
         self.file_bytes: Dict[int, int] = {}  # read and written
@@ -185,17 +185,20 @@ def _waits_for_device(record: Dict[str, Any], wchan: str) -> bool:
 
 
 def _computes(before: Sample, after: Sample, elapsed_s: float) -> bool:
-    """Whether a thread computes, or would if it were given a processor; or a thread or process that has ended did."""
+    """Whether a thread computes, or waits for a processor, or all threads together have computed between two samples.
+
+    The last one counts threads and processes that have ended meanwhile, but none of torch or the recorder.
+    """
     used_s = 0.0
     for key, thread in after.threads.items():
         previous = before.threads.get(key, ThreadSample(0.0, 0.0, 0, is_runnable=False))
         processor_s = thread.processor_s - previous.processor_s
         queued_s = thread.queued_s - previous.queued_s
-        free_s = elapsed_s - queued_s
+        scheduled_s = elapsed_s - queued_s  # in which it ran or slept
         was_never_run = thread.is_runnable and previous.is_runnable and thread.runs == previous.runs
-        if was_never_run or free_s < (1 - _MAX_QUEUED_SHARE) * elapsed_s:
+        if was_never_run or queued_s > _MAX_QUEUED_SHARE * elapsed_s:
             return True
-        if processor_s > _MIN_PROCESSOR_SHARE * free_s:
+        if processor_s > _MIN_PROCESSOR_SHARE * scheduled_s:
             return True
         used_s += processor_s
     total_s: float = _sum_growth(before.processor_s, after.processor_s)
@@ -289,7 +292,7 @@ class ActivityMeter:
 
 
 def list_descendants(pid: int) -> list[int]:
-    """The children of a process, and theirs."""
+    """The children of a process, their children, and so on; empty if it has none or has ended."""
     descendants: list[int] = []
     pending = [pid]
     while pending:

@@ -155,7 +155,10 @@ class CheckpointWatch:
                 yield from self._check_missing(candidate, is_last=is_last)
 
     def _walk(self, path: str, depth: int) -> Iterator[Tuple[str, bool]]:
-        """Yield the paths of checkpoints in a folder, and whether each is a folder."""
+        """Yield the path of each checkpoint below a folder, or of the folder itself, and whether it is a folder.
+
+        The search ends at `_MAX_DEPTH` folders below the root, and after `_MAX_ENTRIES` files.
+        """
         folder = self._list(path)
         if folder is None or sum(len(listed.file_names) for listed in self._folders.values()) > _MAX_ENTRIES:
             return

@@ -40,9 +40,12 @@ class Connection(NamedTuple):
 
 
 def count_bytes(pids: Iterable[int], ignored_port: int = 0) -> dict[int, int]:
-    """Bytes sent and received by these processes, by the inode of the connection, without those of a port.
+    """The bytes that these processes have sent and received so far on each TCP connection, by its socket's inode.
 
-    Sent bytes count once the other end has acknowledged them. Empty if the kernel does not report them.
+    ignored_port: connections with this port at either end are left out.
+
+    Sent bytes count once the other end has acknowledged them. What the kernel does not report is missing: all
+    connections, or those of IPv6.
     """
     inodes: set[int] = set()
     for pid in pids:

@@ -289,12 +289,15 @@ def delete_runs_with_same_end(end: State[Any]) -> None:
 
 
 def reschedule_run(run_id: str) -> bool:
-    """Schedule a deployment's run in this pool again if its state is still named Crashed; return whether it was."""
+    """Schedule a flow run again if it is a deployment's in this work pool, and its state is still named Crashed.
+
+    Return whether it was scheduled; False also if the server cannot be reached.
+    """
     try:
         with open_bounded_client() as client:
             flow_run: FlowRun = client.read_flow_run(UUID(run_id))
-            is_ours = flow_run.deployment_id is not None and flow_run.work_pool_name == get_flow_run_pool()
-            if not is_ours or flow_run.state_name != CRASHED:
+            is_in_pool = flow_run.deployment_id is not None and flow_run.work_pool_name == get_flow_run_pool()
+            if not is_in_pool or flow_run.state_name != CRASHED:
                 return False
             return resume_flow_run(client, flow_run.id, LOST_MESSAGE)
     except Exception as error:
