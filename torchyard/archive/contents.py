@@ -83,11 +83,12 @@ def _list_versions(folder: Path, paths: list[Path]) -> dict[str, Version]:
 
 
 def merge_journals(local: bytes, archived: Iterable[bytes]) -> bytes:
-    """One journal with the lines of all, in the order of events; `local` itself if it has all of them.
+    """One journal with the lines of all, each once, in the order of events; `local` itself if it has all of them.
 
-    They differ if the run was resumed elsewhere, or if a process of this machine was lost before its last lines were
-    archived. The clocks of two machines may differ by hours, so times decide only between lines whose order no journal
-    shows: one process of the run starts after the other, so all lines of the first one come before the next start.
+    The journals differ if the run was resumed elsewhere, or if a launcher on this machine was lost before its last
+    lines were archived. The clocks of two machines may differ by hours, so times decide only between lines whose order
+    no journal shows. The launchers of a run never overlap: all lines of one come before the start of the next one.
+    Every line has its time, so that no two events have the same line; an incomplete last line is left out.
     """
     journals = [_list_complete_lines(local)]
     journals += map(_list_complete_lines, archived)

@@ -244,11 +244,11 @@ class RunArchive:
         return is_done
 
     def _describe_missing(self) -> str:
-        """The number of files that the archive lacks, and why, for the report."""
+        """How many files the archive does not have as they are now, and why, as a sentence for the report."""
         assert self._store is not None
         names = list(self._select_changed(list_records(self._folder) | list_ended_logs(self._folder)))
         if not names or self._fault:
-            names.append(JOURNAL)
+            names.append(JOURNAL)  # which is not among the records: it is copied last
         log_count = sum(map(is_log, names))
         record_count = len(names) - log_count
         reason = self._fault or "it takes too long"

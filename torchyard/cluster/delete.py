@@ -356,11 +356,13 @@ def _confirm_forced_deletion(client: Client, node: str | None, confirm_ownership
 
 
 def explain_living_node(client: Client, name: str) -> str | None:
-    """Why a node may be alive, so that its pods may run; None if it is dead.
+    """Why a node may be alive, so that its pods may run; None if it counts as dead.
 
-    It is dead if it is proven that it does not exist, or if its Ready is Unknown: the cluster no longer hears its
-    kubelet. Ready=False is the report of a kubelet that lives. Raises ClusterError if the node cannot be read, unless
-    this user lacks the right.
+    It does if the API server reports that it does not exist, or if its Ready is Unknown: the control plane has received
+    nothing from its kubelet for a while. A node that has only lost its network counts as dead too, which is why a
+    profile must request forced deletions. Ready=False is the report of a kubelet that runs.
+
+    Raises ClusterError if the node cannot be read, unless this user lacks the right.
     """
     try:
         node = client.get("v1", "Node", name, namespace=None)

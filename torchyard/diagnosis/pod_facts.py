@@ -299,9 +299,10 @@ def find_unscheduled_reason(pod: Mapping[str, Any]) -> PodReason | None:
 
 
 def find_silence_start(pod: Mapping[str, Any]) -> float | None:
-    """Since when the node of a running pod has not answered; None if it answers, or if that is unknown.
+    """Since when the control plane counts the node of a running pod as silent; None if it does not, or is unknown.
 
-    The node controller sets a running pod to not ready without a reason, while every kubelet gives one.
+    That is some 40 seconds after the node's last sign of life. The node controller then sets the pod to not ready
+    without a reason, while every kubelet gives one.
     """
     if get_pod_phase(pod) != "Running":
         return None

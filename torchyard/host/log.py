@@ -84,13 +84,14 @@ class ProcessLog:
         if self.lost_count == missing_count:
             try_write_state(self.folder, lost=missing_count, error=self.error)
 
-    def close(self) -> None:
-        """Write the last line; if the file was removed meanwhile, count every line as lost.
+    def finish(self) -> None:
+        """Write the last line, which may lack its end; if the file was removed meanwhile, count every line as lost.
 
         The descriptor stays open: `recover_output` may still append lines.
         """
         if self.unfinished_line:
             self.write_lines([self.unfinished_line])
+            self.unfinished_line = b""
         if not os.fstat(self.fd).st_nlink:
             self.record_loss(self.line_count, OSError(errno.ENOENT, ""))
             self.line_count = 0

@@ -209,9 +209,10 @@ def _is_supervisor(pid: int) -> bool:
 
 
 def _find_supervisors(label: str) -> list[int]:
-    """The supervisors of the processes with the label. A supervisor has no label: its lock and its child show it.
+    """The process numbers of the supervisors of the processes with a label, in ascending order.
 
-    An empty label, of a path that stands for none, has no supervisors.
+    A supervisor has no label itself: it is the parent of a process with the label, or holds the lock of a folder that
+    the label is of. The empty label is that of a path without one, and has no supervisors.
     """
     if not label:
         return []

@@ -72,8 +72,8 @@ def _refresh_state(job: RunaiJob) -> Json:
 def update_state(state: Json, response: JobResponse) -> Json:
     """The state after one more response.
 
-    An error ends nothing: logins expire and networks break. A job is gone after two consecutive responses without it;
-    a new one may need a minute until it can be described.
+    A query that failed changes nothing: logins expire and networks break. A job is gone after two responses in a row
+    that do not have it, not counting failed queries; a new one may need a minute until the CLI can describe it.
     """
     state = dict(state, queried_at=read_boot_clock(), reason=response.reason if response.exists is None else "")
     if response.exists:

@@ -189,7 +189,7 @@ def _run_process(folder: str, spec: Json, log: ProcessLog, result_fd: int) -> No
     ended_at = time.time()
     process_fields["unended"] = _kill_leftovers(spec["label"])[:_MAX_UNENDED]
     _drain_output(log, agent.output_fd)
-    log.close()
+    log.finish()
     with contextlib.suppress(OSError):
         recover_output(folder, log)
     if lease.expired_at is None and "site" not in spec:  # its end must be recorded even if its folder was removed

@@ -123,7 +123,10 @@ class StreamClient:
 
 
 def _open_http(connection: Connection) -> httpx.AsyncClient:
-    """An HTTP client with the settings of a kubeconfig's context, which alone names a proxy."""
+    """An HTTP client with the server, TLS and proxy of a kubeconfig's context; variables like HTTPS_PROXY are not used.
+
+    Its requests carry their own credentials and time limits.
+    """
     settings = connection.settings
     proxy_url = connection.http.proxy  # None where `no_proxy` excludes the server
     transport: httpx.AsyncBaseTransport = httpx.AsyncHTTPTransport(

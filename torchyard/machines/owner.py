@@ -50,7 +50,11 @@ class MachinesOwner(Owner):
         self._check_hosts(self._plan.sites)
 
     def _check_hosts(self, sites: Sequence[Site]) -> None:
-        """Raise RunInUseError if a host names another living owner of the run."""
+        """Raise RunInUseError if a host names another living owner of the run.
+
+        A host that does not respond proves nothing and is skipped: it names its owner when something is started or
+        ended there.
+        """
         owners = [identify_owner(site.files) for site in sites]
         commands = [
             (site.host, script_command(site.host, site.python, "staging.py", "owner", site.folder, owner))

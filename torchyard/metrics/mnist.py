@@ -80,7 +80,10 @@ def _find_or_add_row(rows: Rows, last_row: Row, scores: Row) -> Row:
 
 
 def _parse_batch(line: str) -> Row:
-    """A training batch: `batch` of `batches`, counted in batches or samples as the program does; {} for other lines."""
+    """A training batch: `batch` of `batches`, counted in batches or samples as the program does; {} for other lines.
+
+    Some programs do not print its `epoch`. A loss that is nan or infinite is None.
+    """
     if "Train Epoch:" in line and (match := _TRAINED_PATTERN.search(line)):
         return {
             "epoch": int(match[1]),

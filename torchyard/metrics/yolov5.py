@@ -84,7 +84,7 @@ class _Columns:
     def parse_scores(self, line: str) -> Row:
         """Precision, recall and mean average precision over all classes; {} if the line does not contain them.
 
-        The names of a segmentation's scores start with `mask_`.
+        Segmentation has each score twice, of the boxes and of the masks; the latter have names with `mask_`.
         """
         match = _SCORES_PATTERN.search(line) if "all" in line else None
         if match is None:
@@ -182,7 +182,7 @@ class _BestDroppedRow:
 
 
 def _parse_end_summary(line: str) -> Row:
-    """The values of the final lines: `epochs`, `hours`, and the folder of the results; {} for other lines."""
+    """The values of one of the final lines: `epochs` and `hours`, or the folder `results`; {} for other lines."""
     if "epochs completed" not in line and "Results saved" not in line:
         return {}
     summary: Row = {}

@@ -57,9 +57,10 @@ def job_permission(crd: str) -> Permission:
 def list_pod_requirements(
     profile: ResolvedProfile, run: Run, template: Manifest, *, has_ports: bool = False
 ) -> tuple[ClusterRequirement, ...]:
-    """The requirements of the job's pods.
+    """The requirements of the job's pods, and what is advised about them.
 
-    `template`: of the pods. `has_ports`: they declare ports, which are the node's under the host's network.
+    template: the pod template of the job.
+    has_ports: the pods declare ports, which are ports of their node if they use the host's network.
     """
     requirements: list[ClusterRequirement] = [
         WritableFolder(host="localhost", path=run.folder),

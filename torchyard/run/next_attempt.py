@@ -98,7 +98,10 @@ def find_resume_point(folder: RunFolder, profile: Profile, attempts: Iterable[At
 
 
 def _list_checkpoints(folder: RunFolder, attempts: Iterable[Attempt]) -> list[Checkpoint]:
-    """The checkpoints of earlier attempts, each as it was reported last. FolderError."""
+    """The checkpoints of earlier attempts, each as the latest attempt that wrote it has reported it.
+
+    Raises FolderError if those in the run's folder cannot be read.
+    """
     by_path = {checkpoint.path: checkpoint for checkpoint in folder.checkpoints()}
     for attempt in attempts:
         for checkpoint in attempt.collected.checkpoints:

@@ -228,7 +228,7 @@ def _find_namesakes(client: Client, groups: Mapping[str, Sequence[str]], plural:
 
 
 def check_controller(client: Client, requirement: Controller, name: str) -> Finding:
-    """Check that a controller's Deployment has an available pod and, for a gang, the flag that enables gangs.
+    """Check that a controller's Deployment has an available pod; without the flag that enables gangs it is a warning.
 
     Raises ClusterError if Deployments cannot be listed.
     """
@@ -238,22 +238,29 @@ def check_controller(client: Client, requirement: Controller, name: str) -> Find
         deployments = client.list("apps/v1", "Deployment", params, everywhere=True)
     if not deployments:
         remedy = "install it, or see `kubectl get deploy -A`"
-        return failed_check(name, "no namespace has a Deployment with this label", remedy)
+        return failed_check(name, f"no namespace has a Deployment with {_describe_search(requirement)}", remedy)
     ready = [deployment for deployment in deployments if deployment.get("status", {}).get("availableReplicas", 0)]
     if not ready:
         metadata = deployments[0]["metadata"]
         remedy = f"see `kubectl -n {metadata['namespace']} describe deployment {metadata['name']}`"
         return failed_check(name, f"{_describe_deployment(deployments[0])} has no available pod", remedy)
-    if requirement.gang and not any(has_flag(deployment, requirement.gang) for deployment in ready):
+    suitable = [deployment for deployment in ready if not requirement.gang or has_flag(deployment, requirement.gang)]
+    if not suitable:
         title = _describe_deployment(ready[0])
         detail = f"{title} runs without {requirement.gang}: pods may start one by one and wait for each other"
         return warning_check(name, detail, f"add {requirement.gang} to the arguments of its container")
-    return passed_check(name, _describe_deployment(ready[0]))
+    return passed_check(name, _describe_deployment(suitable[0]))
 
 
 def _list_containers(deployment: dict[str, Any]) -> list[dict[str, Any]]:
     containers: list[dict[str, Any]] = deployment["spec"]["template"]["spec"]["containers"]
     return containers
+
+
+def _describe_search(requirement: Controller) -> str:
+    """How a controller's Deployment is found."""
+    label = f"the label {requirement.label}"
+    return f"{label}, or the name {requirement.deployment}" if requirement.deployment else label
 
 
 def _describe_deployment(deployment: dict[str, Any]) -> str:

@@ -231,7 +231,7 @@ class LogWriter:
         self._current_prefix = line[:19]
         self._newest_second = max(self._newest_second, second or 0)
         first_kept = self._newest_second - _OVERLAP_S
-        self._is_requested_again = second is not None and second >= first_kept  # a kubelet's own messages do not
+        self._is_requested_again = second is not None and second >= first_kept  # messages of the kubelet have no time
         recent = {key: hashes for key, hashes in self._recent.items() if key >= first_kept}
         self._current_second_hashes = recent.setdefault(second or self._newest_second, array("q"))
         self._recent = recent

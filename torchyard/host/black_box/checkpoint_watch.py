@@ -302,7 +302,10 @@ def _is_due(candidate: _Candidate, verdict: str, *, is_final: bool, is_last: boo
 
 
 def _read_fingerprint(candidate: _Candidate) -> Optional[_Fingerprint]:
-    """None if it cannot be read."""
+    """What changes whenever a checkpoint does: its identity, and the sizes and times of its files.
+
+    None if it does not exist or cannot be read; `_check_missing` tells which. Its hash is only valid in this process.
+    """
     try:
         status = os.stat(candidate.path)
         identity = (status.st_dev, status.st_ino)

@@ -99,7 +99,10 @@ class _Machine:
             time.sleep(_PAUSE_S)
 
     def _run_slice(self) -> bool:
-        """Execute some opcodes; return whether the last one was STOP."""
+        """Execute at most `_SLICE_OPCODES` opcodes; return whether the last one was STOP.
+
+        IndexError, KeyError and ValueError are those of a file that is not a pickle, or is cut off.
+        """
         for _ in range(_SLICE_OPCODES):
             code = self._data[self.position]
             self.position += 1

@@ -61,9 +61,10 @@ class RankRecorder:
             time.sleep(TICK_S)
 
     def write_last(self) -> None:
-        """Write the record of a program that ends by itself, which also reports if it has called no collective.
+        """Write the record of a program that ends by itself, with the number of collectives that it has called.
 
-        Ticks alone cannot show that: a short program calls its collectives between two of them.
+        Ticks alone cannot show that there were none: a short program calls its collectives between two of them. A
+        record that cannot be written is left out.
         """
         if os.getpid() != self._identity["pid"]:
             return  # a fork of the rank

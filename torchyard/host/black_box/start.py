@@ -76,8 +76,8 @@ def _read_command_line() -> list[str]:
 def _start_thread(run: Callable[[], None]) -> None:
     """Start a daemon thread in which all signals are blocked.
 
-    A program may block a signal in its own threads and wait for it with `sigwait`: it would be delivered to this
-    thread instead, and end the process.
+    A program may block a signal in its own threads and wait for it with `sigwait`. The kernel would deliver the signal
+    to a thread that does not block it, and end the process.
     """
     thread = threading.Thread(target=run, name="torchyard-recorder", daemon=True)
     old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())

@@ -64,10 +64,11 @@ class PrefectRequests:
         self._has_given_up = True
 
     def close(self, timeout_s: float) -> None:
-        """Make the pending calls, for at most `timeout_s`, and end the thread.
+        """Make the pending calls, for at most `timeout_s` seconds, and end the thread.
 
-        The call that is being made is waited for, because a state that it sets must not overwrite the flow's final
-        state.
+        Calls that are still pending then are dropped, all of them if `timeout_s` is 0 or the server did not respond
+        before. The call that is being made is waited for until its own time limit, because a state that it sets must
+        not overwrite the flow's final state.
         """
         if timeout_s and not self._has_given_up:
             self._outbox.finish(timeout_s)

@@ -155,7 +155,7 @@ def build_deployment(available: int, *args: str, **labels: str) -> dict[str, Any
 def test_controller_must_run_with_its_flag(fake_api: FakeApi, fake_server: Client) -> None:
     """A controller is found by label or name; without an available pod it fails, without its flag it is a warning."""
     stages: tuple[tuple[dict[str, Any] | None, str, str], ...] = (
-        (None, "failed", "no namespace has a Deployment with this label"),
+        (None, "failed", "no namespace has a Deployment with the label "),
         (build_deployment(0), "failed", "kubeflow/training-operator v1.8.1 has no available pod"),
         (build_deployment(1), "warning", "kubeflow/training-operator v1.8.1 runs without --gang: "),
         (build_deployment(1, "--gang=volcano", app="training-operator"), "ok", "kubeflow/training-operator v1.8.1"),
