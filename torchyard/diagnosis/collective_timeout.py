@@ -43,9 +43,9 @@ _DEFAULT_GROUP = "0"  # the process group of all ranks
 # Each rank counts these for itself, so their numbers cannot be compared. A batch of them is a COALESCED.
 _POINT_TO_POINT = ("SEND", "RECV", "COALESCED")
 _MAX_NAMED_RANKS = 8
-_SETUP_HINT = (
-    "not even the first collective works, so look at NCCL_SOCKET_IFNAME, the firewall and the fabric between the nodes"
-)
+_SETUP_HINT = "not even the first collective works, so look at "
+_NODES_HINT = "NCCL_SOCKET_IFNAME, the firewall and the fabric between the nodes"
+_GPUS_HINT = "the links between its GPUs: NCCL_P2P_DISABLE=1 shows whether they are at fault"
 
 
 class RankLine(NamedTuple):
@@ -268,8 +268,10 @@ def _compare_ranks(summary: str, awaited: _Timeout, reports: _TimeoutReports) ->
         names = _format_ranks(silent_ranks, reports.nodes)
         return TimeoutExplanation(f"{summary}: {names} did not wait for it, so look there", retry=True)
     first_numbers = {timeouts[0].sequence_number for timeouts in reports.timeouts.values()}
-    if has_all_ranks and len(reports.nodes) > 1 and not silent_ranks and first_numbers == {1}:
-        return TimeoutExplanation(f"{summary}, and so did all others: {_SETUP_HINT}", retry=False)
+    has_every_log = len(reports.nodes) == max(reports.nodes, default=0) + 1
+    if has_all_ranks and len(reports.nodes) > 1 and has_every_log and not silent_ranks and first_numbers == {1}:
+        place = _NODES_HINT if len(set(reports.nodes.values())) > 1 else _GPUS_HINT
+        return TimeoutExplanation(f"{summary}, and so did all others: {_SETUP_HINT}{place}", retry=False)
     return TimeoutExplanation(f"{summary}: look for the rank that is missing or slow", retry=True)
 
 

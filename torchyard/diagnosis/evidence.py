@@ -12,7 +12,12 @@ _HCA_NAME = "(?:mlx|bnxt_re|irdma|hfi|ionic|erdma|efa|rdmap|qedr|cxi)"
 _HCA_EVENT = r"NET/IB ?: ([\w.+-]{1,40}:\d{1,3}) (?:async|[Gg]ot )"
 # Details, as NCCL, UCX and torch print them; each is quoted once.
 _DETAILS = (
-    ("peer", re.compile(r"(?:from peer|remote peer|connect to) ([\w.:\[\]%-]{2,80}?(?:<\d{1,6}>)?)(?=[\s,;]|$)")),
+    (
+        "peer",
+        re.compile(
+            r"(?:from peer|remote peer|connect to(?! any network)) ([\w.:\[\]%-]{2,80}?(?:<\d{1,6}>)?)(?=[\s,;]|$)"
+        ),
+    ),
     ("HCA", re.compile(rf"\b(?:hca|on dev|on) ({_HCA_NAME}\w{{0,40}}(?::\d{{1,3}})?)|{_HCA_EVENT}")),
     ("GID index", re.compile(r"GID index[ :=]{1,3}(\d{1,3})")),
     ("local GID", re.compile(r"local ?G[Ii][Dd]s?(?: ?[=:] |[ =])?([\da-fA-F:.]{4,64})")),

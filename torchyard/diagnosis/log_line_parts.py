@@ -57,9 +57,10 @@ _INFORMATION = re.compile(
     r"|\bskipp(?:ing|ed) (?:(?:the|this|a|bad|corrupt) )?(?:batch|sample|step|shard|file|image|update)\b)"
 )
 # torchrun and Ray log these as warnings, and Lightning as information; a monitor of the node logs what the kernel
-# reports at any level.
+# reports at any level. torchrun stops its workers by another signal than SIGTERM only if it has received that itself.
 _SERIOUS_WARNING = re.compile(
-    r"death signal|Child process with PID|worker (?:process has )?died|\bXid\b|fallen off the bus"
+    r"death signal|closing signal SIG(?:HUP|INT|QUIT)|Child process with PID|worker (?:process has )?died|\bXid\b"
+    r"|fallen off the bus"
 )
 # A traceback in a string of JSON, or as Python represents one.
 _HEADER = "Traceback (most recent call last):"

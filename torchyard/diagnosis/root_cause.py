@@ -40,6 +40,7 @@ from torchyard.model.causes.program import (
 )
 from torchyard.model.causes.registry import LOG_RULES
 from torchyard.model.causes.rendezvous import STORE_ENDED, RendezvousCause
+from torchyard.model.causes.start import StartCause
 from torchyard.model.run import Failure, LogLine
 
 _STORE_NAME = "etcd"  # a process of this name is the rendezvous store, not an agent
@@ -56,6 +57,18 @@ _SIGNAL_NAMES: dict[int | None, str] = {-number: number.name for number in signa
 _MAX_NAMED_RANKS = 8
 _GPU_FAULTS = frozenset({GpuCause.GPU_FAULT, GpuCause.NVLINK_FAULT, GpuCause.GPU_XID})  # they cause errors of CUDA
 _GENERAL_NCCL_CAUSES = frozenset({FabricCause.NCCL_ERROR, FabricCause.NCCL_SYSTEM_ERROR, FabricCause.NCCL_CUDA_ERROR})
+_FAILED_STARTS = frozenset(  # of a process, by its last words
+    {
+        StartCause.SHELL_SYNTAX,
+        StartCause.PROGRAM_MISSING,
+        StartCause.NOT_EXECUTABLE,
+        StartCause.COMMAND_NOT_FOUND,
+        StartCause.MODULE_MISSING,
+        StartCause.LIBRARY_MISSING,
+        StartCause.PERMISSION_DENIED,
+        StartCause.USAGE,
+    }
+)
 _LAST_WORDS_LINES = 20  # of a rank that ended with 0
 _NCCL_WARNING_LINES = 100  # before an exception that reports NCCL's error
 _LAST_NCCL_ERROR = "Last error:"
@@ -65,7 +78,10 @@ _NCCL_MESSAGE_LINES = 6  # after its first line
 _RANK_IN_LINE = re.compile(
     r"\[(?:PG [^\]]{0,80} )?[Rr]ank:? ?(?P<bracketed>\d{1,6})\]|\bon rank:? ?(?P<bare>\d{1,6})\b"
     r"|\b(?:[Rr]ank|RANK) (?P<reported>\d{1,6}) (?:crashed with|with PID|PID|\(PID) "
+    r"|\bRankID:(?P<npu>\d{1,6})\b|Error: Rank (?P<raised>\d{1,6}): "
 )
+# torch.multiprocessing, about a process of its node.
+_SPAWNED_PROCESS = re.compile(r"\bprocess (?P<local>\d{1,3}) terminated with (?:signal|exit code) ")
 _ENDPOINT = re.compile(r"\([\w.:-]{1,200}, \d{1,5}\)")  # as torch prints it: (host-0, 29500)
 _NCCL_LINE = re.compile("NCCL WARN")
 _NCCL_WARNING = re.compile(r"NCCL WARN (.{3,1000})")
@@ -74,6 +90,7 @@ _NCCL_EXCEPTION = re.compile(r"NCCL [Ee]rror|nccl\w{2,30}Error|DistBackendError"
 _REPORTING_EXCEPTION = re.compile(
     r"(?i)\b(?:see|check)\b.{0,60}\b(?:above|root cause|logs?)\b|\b(?:workers?|engine(?: ?core)?|child(?:ren)?|actors?"
     r"|threads?|subprocess|training|launch|job)\b[^:]{0,60}\b(?:failed|died|exited|crashed|dead|aborted)|\bCalledProcessError\b"
+    r"|\bworkers returned results while\b|\bRayTaskError\(\w{1,80}\): .{0,40}\bray::"
 )
 
 
@@ -276,7 +293,7 @@ def _list_suspects(
     for worker in workers:  # without a line of their own
         yield _Suspect(
             node=node,
-            rank=worker.rank,
+            rank=None if report.is_cut_off else worker.rank,
             exit_code=worker.exit_code,
             last_line_at=0.0,
             lines=[] if streams else lines,
@@ -426,8 +443,8 @@ def _choose_symptom(
     An exception after which the program could go on counts if there is no other one, or if it is nearer to the origin.
     A line that is nearer to the origin precedes it. So does NCCL's own line an exception that reports NCCL's error, a
     warning about the endpoint to which a connection failed, a line about a fault of the GPU an error of CUDA, what a
-    data worker printed before it ended the exception about that, and a line about a kill or a lost worker an exception
-    that only reports the end of another process.
+    data worker printed before it ended the exception about that, and a line about a kill, a lost worker or a program
+    that could not start an exception that only reports the end of another process.
     """
     exception: Symptom | None = None
     candidates: list[Symptom] = []
@@ -439,7 +456,10 @@ def _choose_symptom(
             candidates += [line for line in bare_lines if _explains_end(line.rule)]
     if exception is None:
         best_line = min(bare_lines, key=_symptom_priority, default=None)
-        return _build_finding(suspect, best_line) if best_line else None
+        if best_line is None:
+            return None
+        about_endpoint = _list_warnings_about_endpoint(best_line, warnings)
+        return _build_finding(suspect, min([best_line, *about_endpoint], key=_symptom_priority))
     if exception.rule is DATA_WORKER_LOST:
         candidates += [line for line in bare_lines if line.rule.distance == Distance.OWN and line.end < exception.end]
     if exception.rule.cause is GpuCause.CUDA_ERROR:
@@ -447,9 +467,7 @@ def _choose_symptom(
     if exception.rule.distance > Distance.OWN:
         candidates += [line for line in bare_lines if line.rule.distance <= exception.rule.distance]
         candidates += [aside for aside in exceptions if aside.is_aside and aside.rule.distance == Distance.OWN]
-        endpoint = _ENDPOINT.search(exception.evidence.text)
-        if endpoint:
-            candidates += [line for line in warnings if _is_about(line, endpoint[0], exception)]
+        candidates += _list_warnings_about_endpoint(exception, warnings)
     if _NCCL_EXCEPTION.search(exception.evidence.text):
         candidates += [line for line in bare_lines if _NCCL_LINE.search(line.evidence.text)]
     return _build_finding(suspect, min([exception, *candidates], key=_symptom_priority))
@@ -480,14 +498,21 @@ def _drop_reports(exceptions: Iterable[Symptom]) -> list[Symptom]:
 
 
 def _explains_end(rule: LogRule) -> bool:
-    """Whether a rule is about a signal that ends a process, or its sender, or about a worker that was lost."""
+    """Whether a rule is about a signal that ends a process, a lost worker, or a program that could not start."""
     is_about_signal = rule.explains_signal or any(code < 0 for code in rule.worker_codes)
-    return is_about_signal or rule.cause is PlatformCause.WORKER_LOST
+    return is_about_signal or rule.cause is PlatformCause.WORKER_LOST or rule.cause in _FAILED_STARTS
 
 
-def _is_about(warning: Symptom, endpoint: str, exception: Symptom) -> bool:
-    """Whether a warning explains why the connection to an endpoint failed with an exception."""
-    return endpoint in warning.evidence.text and warning.rule.distance == exception.rule.distance
+def _list_warnings_about_endpoint(symptom: Symptom, warnings: Iterable[Symptom]) -> list[Symptom]:
+    """The warnings that explain why a connection to the endpoint that a symptom names has failed."""
+    endpoint = _ENDPOINT.search(symptom.evidence.text)
+    if endpoint is None or symptom.rule.distance == Distance.OWN:
+        return []
+    return [
+        warning
+        for warning in warnings
+        if endpoint[0] in warning.evidence.text and warning.rule.distance == symptom.rule.distance
+    ]
 
 
 def _build_finding(suspect: _Suspect, symptom: Symptom) -> _Finding:
@@ -749,7 +774,7 @@ def _build_failure(finding: _Finding, parts_by_node: Mapping[str, Sequence[LogLi
     if rank is None and evidence and is_shown_by_line and not suspect.has_own_lines:
         rank = _parse_rank(evidence.line)
         if rank is None:
-            rank = suspect.global_ranks.get(evidence.local_rank)
+            rank = suspect.global_ranks.get(_parse_local_rank(evidence))
 
     description = _describe_cause(finding)
     retry = rule.retry
@@ -764,7 +789,11 @@ def _build_failure(finding: _Finding, parts_by_node: Mapping[str, Sequence[LogLi
         description = f"{description}; it exited with code {suspect.exit_code}"
     if finding.earlier:
         description = f"{description}; seen before it: {quote_match(finding.earlier.text, (0, 0))}"
-    subject = suspect.node if rank is None else f"Rank {rank} on {suspect.node}"
+    subject = suspect.node
+    if rank is not None:
+        subject = f"Rank {rank} on {suspect.node}"
+    elif suspect.report and suspect.report.is_first:
+        subject = f"Local rank {suspect.report.local_rank} on {suspect.node}"
     if len(finding.ranks) > 1:
         subject = f"Ranks {format_ranks(finding.ranks, _MAX_NAMED_RANKS)} on {suspect.node}"
     tail = suspect.lines if suspect.has_own_lines else parts_by_node[suspect.node]
@@ -783,7 +812,13 @@ def _build_failure(finding: _Finding, parts_by_node: Mapping[str, Sequence[LogLi
 def _parse_rank(line: str) -> int | None:
     """The rank that a line names as its own; None if it names none."""
     match = _RANK_IN_LINE.search(line)
-    return int(match["bracketed"] or match["bare"] or match["reported"]) if match else None
+    return int(next(filter(None, match.groups()))) if match else None
+
+
+def _parse_local_rank(line: LogLinePart) -> int | None:
+    """The local rank of the process that a line is from, or whose end it reports; None if it names none."""
+    match = _SPAWNED_PROCESS.search(line.text)
+    return int(match["local"]) if match else line.local_rank
 
 
 def _find_nccl_warning(lines: Sequence[LogLinePart], exception_index: int) -> str | None:
@@ -839,7 +874,9 @@ def _describe_cause(finding: _Finding) -> str:
             quote = f"{quote} {quote_match(lines[index + 1].text, (0, 0)).rstrip('.')}".strip()
         fields |= match.groupdict() if match else {}
         details = extract_details(text) if rule.pattern else ""
-        frame = find_raising_frame(lines, index) if finding.has_traceback and index is not None else None
+        # The place of an exception that reports the end of another process is that of the report.
+        has_place = finding.has_traceback and not _SPAWNED_PROCESS.search(text)
+        frame = find_raising_frame(lines, index) if has_place and index is not None else None
         if frame:
             location = f"at {PurePath(frame.file).name}:{frame.line}"
             details = f"{location}, {details}" if details else location

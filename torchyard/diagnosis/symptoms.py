@@ -20,7 +20,6 @@ from torchyard.diagnosis.tracebacks import (
     split_lines,
 )
 from torchyard.model.causes.cause import Distance, LogRule, list_exit_code_patterns
-from torchyard.model.causes.fabric import FabricCause
 from torchyard.model.causes.gpu import GpuCause
 from torchyard.model.causes.memory import HOST_MEMORY_NOT_PINNED
 from torchyard.model.causes.platform import PlatformCause
@@ -67,7 +66,6 @@ _CALL_RULES = (
         HOST_MEMORY_NOT_PINNED,
     ),
 )
-_NCCL_SEGMENT = "NCCL WARN Error while creating shared memory segment"
 # That a process is told to end, and may go on until it is killed.
 _STOP_CAUSES = frozenset({PlatformCause.TIME_LIMIT, PlatformCause.CANCELLED, PlatformCause.TERMINATED})
 _SCHEDULER_CAUSES = frozenset({PlatformCause.TIME_LIMIT, PlatformCause.CANCELLED})
@@ -156,7 +154,7 @@ class ProcessSymptoms:
         for symptom in line_symptoms:
             is_over = self._is_early(symptom) or self._has_survived(symptom)
             (self.survived if is_over else current_symptoms).append(symptom)
-        self.lines = _drop_segments_after_cuda(self._drop_acts_of_launchers(current_symptoms))
+        self.lines = self._drop_acts_of_launchers(current_symptoms)
         self.exceptions = self._drop_broken_pipes(self.exceptions)
         node_lost_at = max((line.end for line in self.lines if line.rule.cause is PlatformCause.NODE_LOST), default=0)
         self.lines = _drop_errors_of_lost_node(self.lines, node_lost_at)
@@ -314,16 +312,6 @@ class ProcessSymptoms:
         duration_s = self._lines[later[-1]].timestamp - symptom.evidence.timestamp
         is_later = duration_s > _MIN_DELAY_S or not (self._has_times or symptom.has_traceback)
         return (is_later and len(later) >= minimum) or duration_s >= _PROGRESS_PERIOD_S
-
-
-def _drop_segments_after_cuda(symptoms: Sequence[Symptom]) -> list[Symptom]:
-    """The symptoms without those segments of shared memory that NCCL could not create because CUDA had failed."""
-    kept: list[Symptom] = []
-    for symptom in symptoms:
-        is_after_cuda = bool(kept) and kept[-1].rule.cause is FabricCause.NCCL_CUDA_ERROR
-        if not (is_after_cuda and _NCCL_SEGMENT in symptom.evidence.text):
-            kept.append(symptom)
-    return kept
 
 
 def _drop_errors_of_lost_node(symptoms: Sequence[Symptom], node_lost_at: int) -> list[Symptom]:

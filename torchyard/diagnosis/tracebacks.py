@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from torchyard.diagnosis.hang.stack_locations import find_user_frame
@@ -26,7 +27,8 @@ _MODULE_FRAME = ", in <module>"
 _CHAIN_SENTENCES = ("The above exception was the direct cause", "During handling of the above exception")
 # A word of small letters alone is a command, or wandb, before its message, one of capitals a level, or a driver.
 _EXCEPTION_NAME = r"(?=\w{0,100}[A-Z.])(?=[\w.]{0,200}[a-z])[A-Za-z_][\w.]{0,200}"
-_EXCEPTION = re.compile(_EXCEPTION_NAME + r"(?:\(\w{1,80}\))?(?::(?!\d)|\s*$)")
+# Also as Ray names the exception that a task raised: RayTaskError(ValueError).
+_EXCEPTION = re.compile(rf"{_EXCEPTION_NAME}(?:(?<=Error)\([A-Z]\w{{0,80}}\))?(?::(?!\d)|\s*$)")
 _BARE_EXCEPTION = re.compile(_EXCEPTION_NAME + r"(?:Error|Exception|Interrupt)(?:\(\w{1,80}\))?(?::|\s*$)")
 # These only report that a child has failed.
 _WRAPPER_EXCEPTION = re.compile(
@@ -38,6 +40,10 @@ _CARRIED_TRACEBACK = re.compile(
     r"-- Process (?P<local>\d{1,3}) terminated with the following (?:error|exception):"
     r"|" + re.escape(_CARRIED_HEADER + _HEADER) + "|" + re.escape(_HEADER) + r": \(RANK \d{1,6}\)"
 )
+# Before the frames and the exception of a task of Ray, without a header of their own.
+_RAY_TASK_ERROR = re.compile(r"(?:ray\.exceptions\.)?RayTaskError(?:\(\w{1,80}\))?: .{0,40}\bray::")
+# This only reports that a command has failed, such as the one by which a launcher has started a rank.
+_COMMAND_FAILED = re.compile(r"(?:subprocess\.)?CalledProcessError: Command ")
 # torch's distributed checkpoints raise the last of these in every rank, with a traceback for each rank that failed.
 _CARRIER = re.compile(r"\S{1,200}: *(?:$|Caught \S{1,200} in |CheckpointException ranks:)")
 # Python's logging or loguru could not write a message: it prints a traceback, and the program goes on.
@@ -89,7 +95,7 @@ class RaisedException(NamedTuple):
 class ProcessLines(NamedTuple):
     """The lines of a process, apart.
 
-    exceptions: those with a traceback or, if there are none, the lines that look like an exception.
+    exceptions: those with a traceback or, if there are none that explain anything, the lines that look like one.
     other: the index of each line that is not part of a traceback, or that only reports there how a child ended.
     """
 
@@ -159,7 +165,11 @@ def _parse_frame(line: LogLinePart) -> list[Frame]:
 
 
 class _Chain:
-    """The tracebacks of one exception, while they are read."""
+    """The tracebacks of one exception, while they are read.
+
+    is_ignored: Python has announced that it ignores this exception.
+    is_before_ignored: the announcement follows this exception, which may be another one.
+    """
 
     def __init__(self, start: int, *, is_harmless: bool, is_ignored: bool, is_aside: bool) -> None:
         self.lines: list[LogLinePart] = []
@@ -169,6 +179,7 @@ class _Chain:
         self.is_harmless = is_harmless
         self.is_ignored = is_ignored
         self.is_aside = is_aside
+        self.is_before_ignored = False
         self.has_frame = False
         self.has_module_frame = False
         self.is_carried = False
@@ -305,6 +316,9 @@ class _TracebackReader:
             self._chain.end = index
             self._in_traceback = False
             self._in_message = True
+            if _RAY_TASK_ERROR.match(text):
+                self._chain.start_carried(None)
+                self._is_chained = True
         elif text[:1] not in _INDENT_CHARS:
             self.other.append(index)
             self._foreign_lines += 1
@@ -319,8 +333,7 @@ class _TracebackReader:
         chain = self._chain
         if not self._in_message or chain is None:
             return
-        if self._is_ignored and not chain.has_module_frame:
-            chain.is_ignored = True  # Cython prints the traceback of an ignored exception before this line, and again
+        chain.is_before_ignored = chain.is_before_ignored or self._is_ignored
         is_late = line.timestamp - chain.lines[-1].timestamp > _MAX_MESSAGE_DELAY_S
         if is_late or _MESSAGE_END.match(text) or len(chain.message) >= _MAX_MESSAGE_LINES:
             self._in_message = False
@@ -334,14 +347,21 @@ def split_lines(lines: Sequence[LogLinePart]) -> ProcessLines:
     reader = _TracebackReader()
     for index, line in enumerate(lines):
         reader.process(index, line)
+    for chain, next_chain in pairwise(reader.chains):
+        # Cython prints the traceback of an exception that is ignored before the announcement, and again after it.
+        is_same = bool(chain.lines) and [line.text for line in chain.lines] == [line.text for line in next_chain.lines]
+        chain.is_ignored = chain.is_ignored or (chain.is_before_ignored and next_chain.is_ignored and is_same)
+    exceptions: list[RaisedException] = []
     if any(chain.lines for chain in reader.chains):
         is_only_one = all(chain.is_ignored or not chain.build(is_only_one=False) for chain in reader.chains)
         built = [chain.build(is_only_one=is_only_one) for chain in reader.chains]
-        return ProcessLines([exception for exception in built if exception], reader.other)
+        exceptions = [exception for exception in built if exception]
+        if not exceptions or not all(_COMMAND_FAILED.match(exception.lines[-1].text) for exception in exceptions):
+            return ProcessLines(exceptions, reader.other)
     bare_exceptions = []
     for index in reader.other:
         text = lines[index].text
         if _BARE_EXCEPTION.match(text) and not _WRAPPER_EXCEPTION.match(text):
             exception = RaisedException([lines[index]], [], index, index, is_harmless(text), has_traceback=False)
             bare_exceptions.append(exception)
-    return ProcessLines(bare_exceptions, reader.other)
+    return ProcessLines([*bare_exceptions, *exceptions], reader.other)

@@ -13,6 +13,7 @@ _REPORT_FIELD = re.compile(r"\s{0,8}(time|host|rank|exitcode|error_file|tracebac
 _REPORT_RANK = re.compile(r"(\d{1,6}) \(local_rank: (\d{1,6})\)")
 _REPORT_EXIT_CODE = re.compile(r"(-?\d{1,5})(?: \(pid: (\d{1,9})\))?")
 _ROOT_CAUSE = re.compile(r"Root Cause\b")
+_OTHER_FAILURES = re.compile(r"Failures:\s*$")  # since torch 1.10 before the first one
 CLOSING_MARKER = "closing signal"  # of a line by which an agent reports that it stops a worker
 _CLOSING_SIGNAL = re.compile(r"Sending process (\d{1,9}) closing signal")
 START_MARKER = "tarting worker"  # of a line by which an agent may report that it starts its workers
@@ -64,6 +65,7 @@ class AgentReport(NamedTuple):
     global_ranks: by local rank, as the last rendezvous assigned them; empty if no line shows it.
     success: the line that reports that all its workers ended with 0; None if there is none.
     is_complete: no worker is missing in `workers` but those that ended with 0.
+    is_cut_off: the report ends before the first failure, so that `workers` are others.
     """
 
     workers: list[WorkerReport]
@@ -72,6 +74,7 @@ class AgentReport(NamedTuple):
     global_ranks: dict[int | None, int]
     success: LogLinePart | None
     is_complete: bool
+    is_cut_off: bool
 
     def is_stopped(self, worker: WorkerReport) -> bool:
         """Whether the worker was alive when the agent stopped it, so that something else failed before it.
@@ -106,14 +109,17 @@ def read_agent_report(lines: Sequence[LogLinePart]) -> AgentReport:
             lost_lines.append(line)
     items = list(_parse_items(agent_lines))
     has_root_cause = any(item.is_first for item in items)
+    workers = items if has_root_cause else _add_lost_workers(items, lost_lines, global_ranks)
+    is_first_known = any(worker.is_first for worker in workers)
     reported_pids = {item.pid for item in items}
     return AgentReport(
-        workers=items if has_root_cause else _add_lost_workers(items, lost_lines, global_ranks),
+        workers=workers,
         stopped_pids=frozenset(stopped_pids),
         started_at=started_at,
         global_ranks=global_ranks,
         success=success,
         is_complete=has_root_cause and stopped_pids <= reported_pids,
+        is_cut_off=not is_first_known and any(_OTHER_FAILURES.match(line.text) for line in agent_lines),
     )
 
 

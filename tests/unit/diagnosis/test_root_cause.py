@@ -666,6 +666,106 @@ def test_lost_worker_explains_the_exception_about_it() -> None:
     assert diagnose_lines({"node_0": 1}, node_0=rows).cause == "worker-lost"
 
 
+LAUNCHER = [
+    "Traceback (most recent call last):",
+    '  File "/opt/torch/distributed/launch.py", line 340, in <module>',
+    "    main()",
+    "subprocess.CalledProcessError: Command '['python', '-u', 'train.py', '--local_rank=3']' returned non-zero exit",
+]
+
+
+@pytest.mark.parametrize(
+    ("line", "cause"),
+    [
+        ("train.py: error: unrecognized arguments: --local_rank=0", "usage"),
+        ("python: can't open file 'train.py': [Errno 2] No such file or directory", "program-missing"),
+        ("bash: train.py: Permission denied", "permission-denied"),
+        ("/opt/bin/python: No module named train", "module-missing"),
+        ("RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB", "oom-gpu"),
+    ],
+)
+def test_start_that_failed_explains_the_launchers_report(line: str, cause: str) -> None:
+    """A launcher only reports that its command has failed; what the command printed before explains it."""
+    failure = diagnose_lines({"node_0": 1}, node_0=["usage: train.py [-h]", line, *LAUNCHER])
+    assert (failure.cause, failure.line) == (cause, line)
+
+
+def test_ray_driver_reports_a_lost_worker() -> None:
+    """The header of a task whose exception is cut off, and the driver's own check, only follow from a lost worker."""
+    lost = "2026-11-21 17:21:35,472 WARNING worker.py:1829 -- A worker died or was killed while executing a task"
+    frame = '  File "/srv/ray/trainable.py", line 3, in train'
+    header = "ray.exceptions.RayTaskError(RuntimeError): ray::TrainTrainable.train() (pid=42)"
+    check = "RuntimeError: Some workers returned results while others didn't."
+    for rows in ([lost, header, frame], [lost, header, frame, check]):
+        assert diagnose_lines({"node_0": 1}, node_0=rows).cause == "worker-lost"
+
+
+def test_warning_about_the_name_explains_the_failed_connection() -> None:
+    """torch warns that a name has no address, and then reports as an error that no address could be reached."""
+    rows = [
+        "[W socket.cpp:558] [c10d] The IPv4 network addresses of (head, 50176) cannot be retrieved (gai error: -2).",
+        "[E socket.cpp:610] [c10d] The client socket has failed to connect to any network address of (head, 50176).",
+    ]
+    assert diagnose_lines({"node_0": 1}, node_0=rows).cause == "endpoint-name"
+    failure = diagnose_lines({"node_0": 1}, node_0=rows[1:])
+    assert failure.sentence.endswith("check whether its host runs, and the firewall.")
+
+
+def test_report_without_its_end_names_no_first_rank() -> None:
+    """torchrun lists the other failures before the first one: without it, the first rank is not known."""
+    rows = ["Failures:", *build_summary_entry(1, 1, 1, 10), *build_summary_entry(2, 2, 1, 10)]
+    failure = diagnose_lines({"node_0": 1}, node_0=rows)
+    assert (failure.cause, failure.rank, failure.node) == ("program-error", None, "node-0")
+    assert failure.sentence.startswith("node-0 exited with code 1")
+
+
+def test_local_rank_is_named_if_the_global_one_is_unknown() -> None:
+    """torchrun's line about a lost worker has its local rank, and the node itself was not killed."""
+    rows = ["E1121 api.py:869] failed (exitcode: -9) local_rank: 3 (pid: 42) of binary: /opt/bin/python"]
+    failure = diagnose_lines({"node_0": 1}, node_0=rows)
+    assert (failure.cause, failure.rank) == ("killed", None)
+    assert failure.sentence.startswith("Local rank 3 on node-0 was killed by SIGKILL")
+
+
+@pytest.mark.parametrize(
+    ("line", "cause", "rank"),
+    [
+        ("Exception: process 3 terminated with signal SIGKILL", "killed", 3),
+        (
+            "torch.multiprocessing.spawn.ProcessExitedException: process 2 terminated with exit code 17",
+            "program-error",
+            2,
+        ),
+        ("AssertionError: Rank 3: found NaN in local grad norm in backwards pass", "loss-nan", 3),
+        ("MPI_ABORT was invoked on rank 2 in communicator MPI_COMM_WORLD", "program-error", 2),
+    ],
+)
+def test_rank_is_that_of_the_process_which_the_line_is_about(line: str, cause: str, rank: int) -> None:
+    """torch.multiprocessing, MPI and Megatron name the process that ended; where the report was raised says nothing."""
+    frames = ["Traceback (most recent call last):", '  File "/srv/app/launch.py", line 59, in launch']
+    failure = diagnose_lines({"node_0": 1}, node_0=[*frames, line])
+    assert (failure.cause, failure.rank) == (cause, rank)
+    assert cause == "loss-nan" or "launch.py" not in failure.sentence
+
+
+def test_exit_code_2_alone_is_not_a_wrong_command() -> None:
+    """argparse ends a program with 2, and so do others: only its message shows that the arguments are wrong."""
+    rows = ["fatal: config is not valid", "Root Cause (first observed failure):", *build_summary_entry(1, 1, 2, 10)]
+    failure = diagnose_lines({"node_0": 1}, node_0=rows)
+    assert (failure.cause, failure.rank) == ("program-error", 1)
+    usage = "train.py: error: unrecognized arguments: --lr"
+    assert diagnose_lines({"node_0": 1}, node_0=[usage, *rows[1:]]).cause == "usage"
+
+
+def test_segment_that_nccl_could_not_create_after_an_error_of_cuda_follows_from_it() -> None:
+    """NCCL creates shared memory and registers it with CUDA: without a reason, the segment itself proves nothing."""
+    segment = "Error while creating shared memory segment /dev/shm/nccl-a (size 9637888)"
+    cuda = "n1:11:31 [1] misc/shmutils.cc:103 NCCL WARN Cuda failure 'invalid argument'"
+    rows = [f"n1:11:31 [1] misc/shmutils.cc:114 NCCL WARN {segment}", "[rank1]: Last error:", f"[rank1]: {segment}"]
+    assert diagnose_lines({"node_0": 1}, node_0=[cuda, *rows]).cause == "nccl-cuda-error"
+    assert diagnose_lines({"node_0": 1}, node_0=rows).cause == "shm-exhausted"
+
+
 def test_launcher_that_stops_the_others_does_not_hide_the_first_failure() -> None:
     """A launcher reports the process that crashed, and then those that it has stopped."""
     rows = [

@@ -119,6 +119,38 @@ def test_exception_that_cython_ignores_is_harmless() -> None:
     ]
 
 
+def test_ignored_exception_after_another_one_leaves_that_one_as_it_is() -> None:
+    """A destructor that fails after an exception of a child process, whose traceback has no module, is another one."""
+    error = [*TRACEBACK[:-1], "ValueError: bad shape"]
+    ignored = ["Exception ignored in: <function Adam.__del__ at 0x7f2c>", *TRACEBACK[:-1], "AttributeError: no op"]
+    assert list_exceptions("Process SpawnProcess-1:", *error, *ignored) == [["ValueError: bad shape"]]
+
+
+def test_source_that_is_printed_out_of_order_is_not_an_exception() -> None:
+    """A call in the interleaved tracebacks of two processes does not end either of them."""
+    rows = [*TRACEBACK[:-1], "self._take_model_step(lr_kwargs)", TRACEBACK[-1]]
+    assert list_exceptions(*rows) == [["torch.OutOfMemoryError: CUDA out of memory."]]
+
+
+def test_exception_of_a_ray_task_is_that_below_its_header() -> None:
+    """Ray names the task before its frames, and its exception below them; without the latter the header counts."""
+    header = "ray.exceptions.RayTaskError(ValueError): ray::main_task() (pid=42, ip=10.0.0.7)"
+    frames = ['  File "/srv/app/trainer.py", line 9, in fit', "    step()"]
+    rows = [*TRACEBACK[:-1], header, *frames, "ValueError: batch of 3 does not divide 8"]
+    assert list_exceptions(*rows) == [["ValueError: batch of 3 does not divide 8"]]
+    nested = [*TRACEBACK[:-1], header, *frames, header, *frames, "OSError: [Errno 28] No space left on device"]
+    assert list_exceptions(*nested) == [["OSError: [Errno 28] No space left on device"]]
+    assert list_exceptions(*TRACEBACK[:-1], header, *frames) == [[header]]
+
+
+def test_failed_command_of_a_launcher_is_reported_after_the_exception_of_its_rank() -> None:
+    """Where the traceback of the rank is cut off, its last line precedes the launcher's report."""
+    report = "subprocess.CalledProcessError: Command '['python', 'train.py']' returned non-zero exit status 1."
+    launcher = [*TRACEBACK[:-1], report]
+    assert list_exceptions("RuntimeError: shape mismatch", *launcher) == [["RuntimeError: shape mismatch"], [report]]
+    assert list_exceptions(*launcher) == [[report]]
+
+
 def test_error_of_logging_is_not_an_exception_of_the_program() -> None:
     """What Python's logging prints when it cannot write a message ends no program."""
     rows = [

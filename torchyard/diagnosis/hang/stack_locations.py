@@ -7,7 +7,7 @@ from torchyard.common.text import format_ranks
 from torchyard.model.hang import Frame, RankGroup, RankRecord
 
 _LIBRARY_CODE = re.compile(
-    r"/site-packages/|/dist-packages/|/lib/python3|/lib64/python3|<frozen|<string>|importlib|/multiprocessing/"
+    r"/bin/[\w-]+$|/site-packages/|/dist-packages/|/lib/python3|/lib64/python3|<frozen|<string>|importlib|/multiprocessing/"
     r"|\.(?:pyx|pxd|pxi)$"  # compiled by Cython, whose frames do not show whether a library has this file
     # Only torch's own source tree: a user's folder may be called torch, too.
     r"|/torch/(?:distributed|utils|nn|autograd|optim|cuda|multiprocessing|_\w+|serialization\.py)\b"

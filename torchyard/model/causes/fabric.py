@@ -209,6 +209,7 @@ FABRIC_RULES = (
             "Mismatched collective detected",
             r"NET/.{1,200}message truncated : receiving \d",
             r"enforce fail at .{0,200}gloo.{0,80}op\.preamble\.length <= op\.nbytes",
+            r"disagreement between rank\d{1,6} and rank\d",
         ),
     ),
     LogRule(
@@ -285,7 +286,11 @@ FABRIC_RULES = (
     LogRule(
         cause=FabricCause.NCCL_SYSTEM_ERROR,
         symptom="had NCCL fail in a system call ({evidence})",
-        patterns=("ncclSystemError", "unhandled system error"),
+        patterns=(
+            "ncclSystemError",
+            "unhandled system error",
+            "NCCL WARN Error while attaching to shared memory segment",
+        ),
         distance=Distance.PEER,
     ),
     LogRule(
@@ -294,6 +299,7 @@ FABRIC_RULES = (
         patterns=(
             "NCCL error",
             "NCCL Error",
+            "NCCL failure .{1,100}'(?:internal error|invalid usage|invalid argument)",
             "ncclInvalidUsage",
             "ncclInternalError",
             "ncclInvalidArgument",

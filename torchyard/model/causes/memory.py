@@ -1,6 +1,6 @@
 """Causes in memory, disks and files, of a node and of a GPU."""
 
-from torchyard.model.causes.cause import Cause, CauseFacts, LogRule, list_exit_code_patterns
+from torchyard.model.causes.cause import Cause, CauseFacts, Distance, LogRule, list_exit_code_patterns
 
 _SHM = r"(?:/dev/shm|</torch_|shared memory)"
 # An error of the system that is no lack of space. torch reports `Success` where it does not know the error.
@@ -74,6 +74,20 @@ MEMORY_RULES = (
     ),
     LogRule(
         cause=MemoryCause.SHM_EXHAUSTED,
+        symptom="ran out of shared memory for NCCL",
+        patterns=(r"posix_fallocate failed(?! ?: (?!No space left))", "failed to extend /dev/shm"),
+        own_advice="give the pod a larger /dev/shm",
+    ),
+    # Without a reason it may also follow from an error of CUDA, which is nearer to the origin.
+    LogRule(
+        cause=MemoryCause.SHM_EXHAUSTED,
+        symptom="could not create a segment of shared memory for NCCL",
+        patterns=("while creating shared memory segment" + _OTHER_REASON,),
+        own_advice="give the pod a larger /dev/shm",
+        distance=Distance.FABRIC,
+    ),
+    LogRule(
+        cause=MemoryCause.SHM_EXHAUSTED,
         symptom="ran out of shared memory",
         patterns=(
             "insufficient shared memory",
@@ -83,9 +97,6 @@ MEMORY_RULES = (
             _SHM + ".{0,200}No space left",
             *list_exit_code_patterns(7),
             "No space left.{0,100}/dev/shm",
-            "while creating shared memory segment" + _OTHER_REASON,
-            r"posix_fallocate failed(?! ?: (?!No space left))",
-            "failed to extend /dev/shm",
             'EmptyDir volume "?[^ ]{0,20}shm',
             "unable to (?:write to|mmap|resize).{0,100}" + _SHM + _OTHER_REASON,
             "unable to allocate shared.{0,100}" + _SHM,

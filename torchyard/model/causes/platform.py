@@ -3,7 +3,7 @@
 from torchyard.model.causes.cause import Cause, CauseFacts, Distance, LogRule, list_exit_code_patterns
 
 _PULL_FAILED = "(?:ErrImagePull|ImagePullBackOff|[Ff]ailed to pull|pulling image)"
-_STOP_CODES = (-15, -2, -1, -3)
+_STOP_CODES = (-15, -2, -3)
 
 
 class PlatformCause(Cause):
@@ -193,9 +193,24 @@ PLATFORM_RULES = (
     ),
     LogRule(
         cause=PlatformCause.TERMINATED,
+        symptom="was stopped by SIGHUP, as when the terminal or the ssh session that started it is closed",
+        patterns=(
+            "Received (?:1|SIGHUP) death signal",
+            "got signal: (?:1|SIGHUP)\\b",
+            "closing signal SIGHUP",
+        ),
+        own_advice="start it by a scheduler, or in tmux",
+        distance=Distance.STOPPED,
+        explains_signal=True,
+        worker_codes=(-1,),
+        agent_codes=(-1,),
+    ),
+    LogRule(
+        cause=PlatformCause.TERMINATED,
         symptom="was stopped from outside: a drain, a preemption, or a user's kill",
         patterns=(
             "Received [A-Z0-9]{1,8} death signal",
+            "closing signal SIG(?:INT|QUIT)",
             r"got signal: \d",
             "[Rr]eceived SIGTERM",
             "SIGTERM received",

@@ -92,6 +92,12 @@ PROGRAM_RULES = (
     DATA_WORKER_LOST,
     LogRule(
         cause=ProgramCause.DATA_WORKER_LOST,
+        symptom="lost a process that loads its data ({evidence})",
+        patterns=("One or more background workers are no",),
+        own_advice="look for its own error above, then check its host's kernel log for the OOM killer",
+    ),
+    LogRule(
+        cause=ProgramCause.DATA_WORKER_LOST,
         symptom="lost a process of its pool ({evidence})",
         patterns=("BrokenProcessPool: .{0,40}terminated abruptly",),
         own_advice="check its host's kernel log for the OOM killer, and start fewer workers, or those that load less",
@@ -211,8 +217,21 @@ PROGRAM_RULES = (
     LogRule(
         cause=ProgramCause.PROGRAM_ERROR,
         symptom="had a process exit with code {status} and without a traceback, as its launcher reports",
-        patterns=(r"(?:crashed with exit|exits with return) code(?: =)? (?P<status>[1-9]\d{0,2})\b",),
+        patterns=(
+            (
+                r"(?:(?:crashed with exit|exits with return|exit with status) code(?: =)? |^ *Exit code: {1,6}"
+                r"|terminated with exit code )(?P<status>[1-9]\d{0,9})\b"
+            ),
+        ),
+        failure_words=("crashed with", "exits with", "exit with", "Exit code:", "terminated with exit"),
         own_advice="read its last lines",
+        distance=Distance.STOPPED,
+    ),
+    LogRule(
+        cause=ProgramCause.PROGRAM_ERROR,
+        symptom="ended all processes by MPI_Abort",
+        patterns=("MPI_ABORT was invoked on rank",),
+        own_advice="read the lines before",
         distance=Distance.STOPPED,
     ),
 )

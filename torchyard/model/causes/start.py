@@ -203,7 +203,5 @@ START_RULES = (
             r"^\S{1,200}Error: .{0,120}\barguments? (?:are|is) not (?:used|recognized)",
             "are not used by the HfArgumentParser",
         ),
-        worker_codes=(2,),
-        agent_codes=(2,),
     ),
 )
