@@ -355,5 +355,7 @@ def _describe_exposure(plan: Plan) -> str:
 def _describe_remedy(plan: Plan, name: str) -> str:
     if isinstance(plan, CommandPlan) and plan.launcher != "runai":
         return "set it in the environment of the hosts and leave it out of the profile: jobs see that environment"
-    suffix = ", with options.through: kubernetes" if isinstance(plan, CommandPlan) else ""
-    return f"make a Secret and refer to it: env: {{{name}: {{secret: NAME, key: KEY}}}}{suffix}"
+    remedy = f"make a Secret and refer to it: env: {{{name}: {{secret: NAME, key: KEY}}}}"
+    if isinstance(plan, CommandPlan):
+        return f"{remedy}, with options.through: kubernetes"
+    return f"{remedy} in the profile, or in a manifest valueFrom: {{secretKeyRef: {{name: NAME, key: KEY}}}}"

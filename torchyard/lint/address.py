@@ -122,13 +122,17 @@ def _is_own_name(job: Workload, host: str) -> bool:
 
 
 def _is_bare_pod_name(job: Workload, host: str) -> bool:
-    """Whether a host is the name of one of a Job's pods, among several, without its Service."""
-    return (
-        job.kind == "job"
-        and job.pod_count > 1
-        and bool(job.name)
-        and bool(re.fullmatch(rf"{re.escape(job.name)}-\d+", host))
-    )
+    """Whether a host is the name of one of the pods of a job, among several, without its Service."""
+    roles = {"job": "", "volcano": r"[a-z0-9-]+-", "jobset": r"[a-z0-9-]+-\d+-"}
+    role = roles.get(job.kind)
+    is_name = role is not None and bool(re.fullmatch(rf"{re.escape(job.name)}-{role}\d+", host))
+    return is_name and job.pod_count > 1 and bool(job.name)
+
+
+def find_own_host(job: Workload) -> str | None:
+    """The first address that is made from the job's own name; None if no address is."""
+    hosts = [address.host for address in _list_addresses(job)]
+    return next((host for host in hosts if host and _is_own_name(job, host)), None)
 
 
 def _find_other_service(job: Workload, host: str) -> str | None:
@@ -152,7 +156,9 @@ def _has_search_domains(job: Workload) -> bool:
 
 
 def _build_pod_address_fix(job: Workload, host: str) -> str:
-    """How to write the address of a Job's pod: with its subdomain, which the pods may lack."""
+    """How to write the address of a pod: with its subdomain, which the pods of a Job may lack."""
+    if job.kind in _KINDS_WITH_SERVICE:
+        return f"write {host}.{_get_own_service(job)}"
     subdomains = [yaml_text(group.pod.get("subdomain")) for group in job.groups]
     subdomain = next(filter(None, subdomains), "")
     if subdomain:
@@ -236,7 +242,7 @@ def _find_missing_service(job: Workload, services: Set[str]) -> Iterator[Finding
         if _is_bare_pod_name(job, host) and service not in services and not _has_search_domains(job):
             yield Finding(
                 key_path,
-                f"{host} does not resolve: the names of a Job's pods exist only in the Service of their subdomain",
+                f"{host} does not resolve: the names of the pods exist only in the Service of their subdomain",
                 _build_pod_address_fix(job, host),
             )
         other_service = _find_other_service(job, host)
@@ -249,4 +255,5 @@ def _find_missing_service(job: Workload, services: Set[str]) -> Iterator[Finding
                 f"the manifest does not create the Service {service}: the pods find each other only if the cluster "
                 "already has it"
             )
-            yield Finding(key_path, problem, _ADD_SERVICE_FIX)
+            fix = "add an etcd with its Service to the manifest, or use the backend c10d"
+            yield Finding(key_path, problem, fix if job.uses_etcd else _ADD_SERVICE_FIX)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from torchyard.lint.address import find_address_traps
+from torchyard.lint.address import find_address_traps, find_own_host
 from torchyard.lint.appwrapper import lint_appwrappers
 from torchyard.lint.fields import (
     find_refused_fields,
@@ -113,7 +113,10 @@ def _find_duplicate_pods(jobs: Sequence[Workload]) -> Iterator[tuple[str, Findin
 
 
 def _find_hidden_gang(job: Workload) -> Iterator[Finding]:
-    if job.kind == "volcano" and yaml_number(job.spec.get("minAvailable")) == 0 and job.pod_count > 1:
+    if job.kind != "volcano" or yaml_number(job.spec.get("minAvailable")) != 0 or job.pod_count < 2:
+        return
+    minimums = [yaml_number(group.spec.get("minAvailable")) for group in job.groups]
+    if all(minimum is None or minimum >= group.replicas for minimum, group in zip(minimums, job.groups, strict=True)):
         yield Finding(
             "spec.minAvailable",
             f"the webhook replaces 0 by {job.pod_count}, the sum of the replicas: no pod starts until all of them fit",
@@ -174,9 +177,14 @@ def _find_missing_host_names(job: Workload) -> Iterator[Finding]:
         if not any(_PUBLISH_FLAG_PATTERN.fullmatch(flag) for flag in flags):
             problem = "a pod's name resolves only once the pod is ready: earlier lookups by its peers fail or hang"
             yield Finding("spec.plugins.svc", problem, fix)
-    elif variables and not any(plugin in plugins for plugin in _SERVICE_PLUGINS):
-        problem = f"without this plugin {variables[0]} is not set and the names of pods do not resolve"
-        yield Finding("spec.plugins.svc", problem, fix)
+    elif not any(plugin in plugins for plugin in _SERVICE_PLUGINS):
+        host = find_own_host(job)
+        if variables:
+            problem = f"without this plugin {variables[0]} is not set and the names of pods do not resolve"
+            yield Finding("spec.plugins.svc", problem, fix)
+        elif host:
+            problem = f"without this plugin the names of the pods, such as {host}, do not resolve"
+            yield Finding("spec.plugins.svc", problem, fix)
 
 
 def _find_missing_index(job: Workload) -> Iterator[Finding]:
@@ -321,6 +329,12 @@ def _find_many_restarts(job: Workload) -> Iterator[Finding]:
         yield Finding("spec.elasticPolicy.maxRestarts", problem, "write 0, or a few for transient failures")
 
 
+def _find_autoscaler(job: Workload) -> Iterator[Finding]:
+    if yaml_value(job.elastic_policy, "metrics"):
+        problem = "the operator creates an autoscaler for it, which changes the number of pods while they train"
+        yield Finding("spec.elasticPolicy.metrics", problem, "remove it: a run expects the replicas of the manifest")
+
+
 def _find_standalone(job: Workload) -> Iterator[Finding]:
     if yaml_value(job.elastic_policy, "standalone") is True and job.runs_torchrun:
         problem = "the operator sets PET_STANDALONE to an empty value, on which torchrun crashes (ValueError)"
@@ -400,6 +414,7 @@ _RULES: tuple[_LintRule, ...] = (
     _find_early_success,
     _find_many_restarts,
     _find_standalone,
+    _find_autoscaler,
     _find_job_restarts,
     _find_sequential_pods,
     _find_missing_completion_index,

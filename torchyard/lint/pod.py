@@ -24,6 +24,9 @@ _LEFTOVER_PATTERN = re.compile(
 _EXPRESSION_PATTERN = re.compile(r"\{\{-?\s*[.$][^{}]*\}\}")  # of Go, as docker's --format takes it too
 _ETCD_HINT = "a version of 3.5, such as quay.io/coreos/etcd:v3.5.35"
 _INTERFACE_VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
+_REFERENCE_PATTERN = re.compile(r"\$\((\w+)\)")
+_SERVICE_VARIABLE_PATTERN = re.compile(r"\w+_(?:SERVICE_HOST|(?:SERVICE_)?PORT(?:_\w+)?)")
+_FIELD_VARIABLES = {"HOSTNAME": "valueFrom: {fieldRef: {fieldPath: metadata.name}}"}
 _HEREDOC_PATTERN = re.compile(r"<<-?\s*(['\"]?)(\w+)\1[^\n]*\n.*?^\s*\2\s*$", re.DOTALL | re.MULTILINE)
 _LITERAL_PATTERN = re.compile(r"'[^']*'|\"(?:\\.|[^\"\\])*\"|(?<!\S)#[^\n]*", re.DOTALL)
 _BASH_PATTERN = re.compile(
@@ -190,6 +193,25 @@ def _find_loopback_interface(job: Workload) -> Iterator[Finding]:
                 yield Finding(key_path, problem, "write the interface of the pods' network, or remove the variable")
 
 
+def _find_literal_references(job: Workload) -> Iterator[Finding]:
+    """Yield values of variables with a `$(NAME)` that the kubelet leaves as it is.
+
+    It replaces the variables that the same list defines before, those of `envFrom`, and those of Services. Controllers
+    append theirs.
+    """
+    for container in job.all_containers:
+        if container.spec.get("envFrom"):
+            continue
+        defined_names: set[str] = set()
+        for key_path, variable in yaml_entries(f"{container.key_path}.env", container.spec.get("env")):
+            for name in _REFERENCE_PATTERN.findall(yaml_text(variable.get("value")).replace("$$", "")):
+                if name not in defined_names and not _SERVICE_VARIABLE_PATTERN.fullmatch(name):
+                    problem = f"$({name}) stays as it is: no variable before this one has that name"
+                    source = _FIELD_VARIABLES.get(name, "a value or valueFrom")
+                    yield Finding(f"{key_path}.value", problem, f"define {name} before it, with {source}")
+            defined_names.add(yaml_text(variable.get("name")))
+
+
 def _find_bash_in_sh(job: Workload) -> Iterator[Finding]:
     for container in job.containers:
         if container.shell not in ("sh", "dash", "ash"):
@@ -253,5 +275,6 @@ POD_RULES = (
     _find_host_dns,
     _find_nccl_file,
     _find_loopback_interface,
+    _find_literal_references,
     _find_bash_in_sh,
 )

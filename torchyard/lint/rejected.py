@@ -19,6 +19,26 @@ from torchyard.model.finding import Finding
 
 _PYTORCHJOB_ROLES = ("Master", "Worker")
 _ANY_EVENT = "*"
+_VOLCANO_EVENTS = (
+    _ANY_EVENT,
+    "PodFailed",
+    "PodEvicted",
+    "PodPending",
+    "Unknown",
+    "TaskCompleted",
+    "TaskFailed",
+    "JobUpdated",
+)
+_VOLCANO_ACTIONS = (
+    "AbortJob",
+    "RestartJob",
+    "RestartTask",
+    "RestartPod",
+    "RestartPartition",
+    "TerminateJob",
+    "CompleteJob",
+    "ResumeJob",
+)
 
 
 # --- names
@@ -170,6 +190,38 @@ def _find_repeated_events(job: Workload) -> Iterator[Finding]:
             yield Finding(list_path, problem, f"remove the others, or `{_ANY_EVENT}`")
 
 
+def _find_rejected_policies(job: Workload) -> Iterator[Finding]:
+    if job.kind != "volcano":
+        return
+    policy_lists = [("spec.policies", job.spec.get("policies"))]
+    policy_lists += [(f"{group.key_path}.policies", group.spec.get("policies")) for group in job.groups]
+    for list_path, policies in policy_lists:
+        for key_path, policy in yaml_entries(list_path, policies):
+            yield from _check_policy(key_path, policy)
+
+
+def _check_policy(key_path: str, policy: YamlNode) -> Iterator[Finding]:
+    events = [yaml_text(name) for name in [policy.get("event"), *yaml_list(policy.get("events"))] if name]
+    action = yaml_text(policy.get("action"))
+    exit_code = yaml_number(policy.get("exitCode"))
+    for event in events:
+        if event not in _VOLCANO_EVENTS:
+            problem = f"the webhook rejects the event {event}"
+            yield Finding(key_path, problem, f"write one of {', '.join(_VOLCANO_EVENTS)}")
+    if action and action not in _VOLCANO_ACTIONS:
+        problem = f"the webhook rejects the action {action}"
+        yield Finding(f"{key_path}.action", problem, f"write one of {', '.join(_VOLCANO_ACTIONS)}")
+    if exit_code is not None and events:
+        problem = "the webhook rejects a policy for an event and an exit code"
+        yield Finding(f"{key_path}.exitCode", problem, "write two policies")
+    if exit_code == 0:
+        problem = "the webhook rejects a policy for the exit code 0"
+        yield Finding(f"{key_path}.exitCode", problem, "write the event TaskCompleted")
+    if "PodPending" in events and not policy.get("timeout"):
+        problem = "the webhook rejects the event PodPending without a timeout"
+        yield Finding(f"{key_path}.timeout", problem, "write how long a pod may be pending, such as 10m")
+
+
 # --- PyTorchJob
 
 
@@ -220,6 +272,7 @@ REJECTION_RULES = (
     _find_unknown_names,
     _find_too_large_minimum,
     _find_repeated_events,
+    _find_rejected_policies,
     _find_unwritten_master,
     _find_rejected_roles,
     _find_rejected_job,

@@ -19,15 +19,28 @@ from torchyard.lint.workload import (
     list_wrapped_objects,
     yaml_value,
 )
-from torchyard.model.finding import Finding
+from torchyard.model.finding import Finding, warning_check
 from torchyard.pods.job_kind import JobKind, PodSet, describe_object, get_name
-from torchyard.pods.manifest_pods import list_capacities, locate_pods
+from torchyard.pods.manifest_pods import LocatedPods, list_capacities, locate_pods
 from torchyard.pods.volumes import Manifest
 
 _MAX_PODS = 10_000  # as of `nodes`: a plan has an entry for each
 _MIN_SIMILARITY = 0.85  # of two kinds, one of which is a misspelling of the other: Jobs, PytorchJob
 _MAX_HOST_NAME_CHARS = 63  # characters of a host name
+_MAX_FULL_NAME_CHARS = 64  # characters of the name that a kubelet gives to the kernel
+_CLUSTER_DOMAIN = "svc.cluster.local"  # of most clusters
+_OTHER_CLUSTER = "kueue.x-k8s.io/multikueue"
 _COUNT_KEYS = ("replicas", "parallelism", "completions", "minAvailable", "minReplicas", "maxReplicas", "backoffLimit")
+_REFERENCE_KEYS = (
+    "name",
+    "claimName",
+    "secretName",
+    "serviceAccountName",
+    "priorityClassName",
+    "runtimeClassName",
+    "storageClassName",
+    "bucketName",
+)
 _TEXTS_KEYS = ("labels", "annotations", "matchLabels", "nodeSelector")  # mappings of texts, whose keys are the user's
 _PLACEHOLDER_PATTERN = re.compile(r"\$\{?\w+\}?|\{\{.*?\}\}|<[\w .-]+>|__\w+__")
 _RENDER_FIX = "fill it in first (envsubst, or helm template), and name the result"
@@ -60,7 +73,7 @@ def find_main_faults(documents: Sequence[Manifest], job_kind: JobKind) -> list[F
         names = ", ".join(get_name(job) or "?" for job in jobs)
         problem = (
             f"the manifest holds {len(jobs)} of kind {job_kind.kind} ({names}), and a run has one job: write a profile "
-            "for each"
+            "for each, or one job with several sets of pods (a JobSet, tasks of Volcano) if they train together"
         )
         return [Finding(describe_object(jobs[1]), problem)]
     for document in documents:
@@ -161,8 +174,13 @@ def find_job_faults(main: Manifest, job_name: str, job_kind: JobKind) -> list[Fi
     """Why the job cannot be launched as it is; empty if it can. `job_name`: the one that it will have."""
     location = describe_object(main)
     spec = main.get("spec")
-    number_faults = (*_find_count_faults(spec, "spec"), *_find_amount_faults(spec, "spec"))
-    findings = list(merge_repetitions((location, finding) for finding in number_faults))
+    value_faults = (
+        *_find_count_faults(spec, "spec"),
+        *_find_amount_faults(spec, "spec"),
+        *_find_reference_placeholders(spec, "spec"),
+        *_find_other_cluster(spec),
+    )
+    findings = list(merge_repetitions((location, finding) for finding in value_faults))
     if findings:
         return findings
     findings = job_kind.list_faults(main)
@@ -208,6 +226,15 @@ def _find_amount_faults(node: Any, key_path: str) -> Iterator[Finding]:
                 placeholder = _find_placeholder(amount_path, amount)
                 if placeholder:
                     yield placeholder
+
+
+def _find_reference_placeholders(node: Any, key_path: str) -> Iterator[Finding]:
+    """Names of other objects that are placeholders. A shell fills in those of commands, which have no such keys."""
+    for path, key, value in _walk(node, key_path):
+        if key in _REFERENCE_KEYS and isinstance(value, str):
+            placeholder = _find_placeholder(path, value)
+            if placeholder:
+                yield placeholder
 
 
 def _walk(node: Any, key_path: str) -> Iterator[tuple[str, str, Any]]:
@@ -272,6 +299,57 @@ def _list_missing_parts(workload: Workload) -> Iterator[Finding]:
         if group.spec.get("replicas", 1) is None:
             problem = "it is empty, and then there is no pod" if workload.kind == "volcano" else "it is empty"
             yield Finding(f"{workload.location}, {group.key_path}.replicas", problem, "write a number")
+
+
+def find_long_host_names(
+    job: Manifest, located_pods: Sequence[LocatedPods], job_kind: JobKind, namespace: str
+) -> list[Finding]:
+    """Pods whose full name becomes their host name and is too long for that, so that no kubelet starts them.
+
+    job: as it is created, with its final name.
+    namespace: the one that the pods are created in, as far as it is known.
+    """
+    findings: list[Finding] = []
+    for pods in located_pods:
+        spec = pods.pod_set.template["spec"]
+        subdomain = pod_facts.to_text(spec.get("subdomain"))
+        if job_kind.has_service:  # the controller sets the subdomain
+            subdomain = pod_facts.to_text(pod_facts.get_mapping(job, "spec", "network").get("subdomain")) or get_name(
+                job
+            )
+        if spec.get("setHostnameAsFQDN") is not True or not subdomain:
+            continue
+        host = next(reversed(pods.pod_set.name_pods(get_name(job)).values()), "")
+        full_name = f"{host}.{subdomain}.{namespace}.{_CLUSTER_DOMAIN}"
+        if len(full_name) > _MAX_FULL_NAME_CHARS:
+            problem = (
+                f"the full name {full_name} has {len(full_name)} characters, and a kubelet starts no pod with more "
+                f"than {_MAX_FULL_NAME_CHARS}"
+            )
+            fix = "remove it, shorten the profile's name, or write manifest_name: keep in the profile"
+            findings.append(warning_check(f"{pods.location}.setHostnameAsFQDN", problem, fix))
+    return findings
+
+
+def find_long_companion_names(companions: Sequence[Manifest]) -> list[Finding]:
+    """Services whose name, as it is after the job was renamed, is longer than a host name may be."""
+    findings: list[Finding] = []
+    for companion in companions:
+        name = get_name(companion)
+        if companion.get("kind") == "Service" and len(name) > _MAX_HOST_NAME_CHARS:
+            excess = len(name) - _MAX_HOST_NAME_CHARS
+            problem = f"the Service {name} has a name of {len(name)} characters, and at most {_MAX_HOST_NAME_CHARS}"
+            findings.append(Finding("name", f"{problem} are allowed", f"shorten the profile's name by {excess}"))
+    return findings
+
+
+def _find_other_cluster(spec: Any) -> Iterator[Finding]:
+    """A job that Kueue sends to another cluster: its pods are there, and not where this run looks for them."""
+    for keys in (("managedBy",), ("runPolicy", "managedBy")):
+        if yaml_value(spec, *keys) == _OTHER_CLUSTER:
+            problem = f"{_OTHER_CLUSTER} creates the pods in another cluster, where a run cannot follow them"
+            fix = "remove it, and name that cluster in the profile (cluster.context)"
+            yield Finding(f"spec.{'.'.join(keys)}", problem, fix)
 
 
 def _find_long_names(pod_set: PodSet, job_name: str, job_kind: JobKind) -> Iterator[Finding]:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from torchyard.diagnosis.pod_facts import get_mappings
-from torchyard.lint.workload import WorkloadKind, list_workloads
+from torchyard.lint.workload import WorkloadKind, list_workloads, yaml_number
 from torchyard.model.requirements import Capacity, ManifestFields
 from torchyard.pods.job_kind import JobKind, PodSet, describe_object
 from torchyard.pods.requirements import build_capacity
@@ -106,11 +106,29 @@ def list_capacities(job: Manifest, located_pods: Sequence[LocatedPods], job_kind
         for key, capacity in _add_up_capacities(stage_pods, job_kind).items():
             if key not in capacities or capacities[key].pods < capacity.pods:
                 capacities[key] = capacity
-    needed_pods = job["spec"].get("minAvailable")
-    if isinstance(needed_pods, int) and 0 < needed_pods < sum(pods.pod_set.pod_count for pods in located_pods):
+    needed_pods = _count_gang(job)
+    if needed_pods is not None and 0 < needed_pods < sum(pods.pod_set.pod_count for pods in located_pods):
         first = next(iter(capacities.values()))
         return [first.model_copy(update={"pods": min(needed_pods, first.pods)})]
     return list(capacities.values())
+
+
+def _count_gang(job: Manifest) -> int | None:
+    """The pods of a job of Volcano that must start together; None for another kind of job.
+
+    Volcano's webhook replaces a minAvailable of 0 by the sum of those of the tasks, or of their replicas.
+    """
+    tasks = get_mappings(job, "spec", "tasks")
+    if not tasks:
+        return None
+    minimum = yaml_number(job["spec"].get("minAvailable"))
+    if minimum:
+        return minimum
+    count = 0
+    for task in tasks:
+        task_minimum = yaml_number(task.get("minAvailable"))
+        count += (yaml_number(task.get("replicas")) or 0) if task_minimum is None else task_minimum
+    return count
 
 
 def _add_up_capacities(located_pods: Sequence[LocatedPods], job_kind: JobKind) -> dict[str, Capacity]:
@@ -130,9 +148,11 @@ def _add_up_capacities(located_pods: Sequence[LocatedPods], job_kind: JobKind) -
 def _build_capacity(pods: LocatedPods, job_kind: JobKind) -> Capacity:
     """The capacity that a set of pods needs. Under the host's network a port allows one pod per node."""
     template = pods.pod_set.template
-    has_ports = job_kind.has_ports or any(
-        container.get("ports") for container in get_mappings(template, "spec", "containers")
-    )
+    containers = get_mappings(template, "spec", "containers")
+    for container in get_mappings(template, "spec", "initContainers"):
+        if container.get("restartPolicy") == "Always":  # a sidecar
+            containers.append(container)
+    has_ports = job_kind.has_ports or any(container.get("ports") for container in containers)
     pod_count = pods.pod_set.pod_count if pods.pod_set.parallel_count is None else pods.pod_set.parallel_count
     capacity = build_capacity(template, pod_count, has_ports=has_ports)
     return capacity.model_copy(update={"manifest": pods.fields})

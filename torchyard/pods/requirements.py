@@ -8,6 +8,7 @@ from pydantic import ValidationError
 from torchyard.agents.job_code import list_code_advice
 from torchyard.agents.job_files import needs_config_map
 from torchyard.diagnosis.pod_facts import RUN_LABEL, find_main_container, get_mapping, get_mappings
+from torchyard.lint.pod_requests import sum_pod_requests
 from torchyard.lint.rdma import HCA_VARIABLE, ExpectedHcas, count_listed_hcas, list_hca_shortages
 from torchyard.lint.workload import ManifestContainer
 from torchyard.model.finding import Finding, warning_check
@@ -119,7 +120,7 @@ def build_capacity(
 ) -> Capacity:
     """Enough nodes for this many pods of a template. `has_ports` as for `list_pod_requirements`.
 
-    Raises ValidationError if the main container requests what is not an amount of Kubernetes.
+    Raises ValueError if a container requests what is not an amount of Kubernetes.
     """
     spec = template["spec"]
     node_conditions = _read_node_conditions(spec)
@@ -131,7 +132,7 @@ def build_capacity(
         avoid=node_conditions["NotIn"],
         only=node_conditions["In"],
         tolerations=_read_tolerations(spec),
-        resources=_find_main(template).requests,
+        resources=sum_pod_requests(spec),
         one_per_node=is_spread or uses_host_ports,
         uses_host_ports=uses_host_ports and not is_spread,
         device_plugin=device_plugin,
@@ -195,8 +196,22 @@ def _is_spread(spec: Manifest) -> bool:
 def _list_references(profile: ResolvedProfile, run: Run, template: Manifest) -> list[ReferencedObject]:
     """Every object that the pods name, which must exist before them."""
     spec = template["spec"]
-    containers = get_mappings(spec, "containers") + get_mappings(spec, "initContainers")
     references = _list_networks(profile.pod)
+    references += list_referenced_objects(spec, profile.compute_domain)
+    references += _refer("Secret", get_mappings(spec, "imagePullSecrets"))
+    own_names = (files_name(profile, run), code_name(profile, run))  # the run itself creates them
+    own_objects = [ReferencedObject(object_kind="ConfigMap", name=name) for name in own_names]
+    unique_references = dict.fromkeys(references)  # a ConfigMap may be mounted and in the environment
+    return [reference for reference in unique_references if reference not in own_objects]
+
+
+def list_referenced_objects(spec: Manifest, compute_domain: str | None = None) -> list[ReferencedObject]:
+    """The objects that a pod needs to start, by its spec; without the Secrets of registries, which may be missing.
+
+    compute_domain: the name of a ComputeDomain, which creates the claim template of that name; None without one.
+    """
+    containers = get_mappings(spec, "containers") + get_mappings(spec, "initContainers")
+    references: list[ReferencedObject] = []
     for container in containers:
         for variable in get_mappings(container, "env"):
             references += _list_sources(get_mapping(variable, "valueFrom"))
@@ -206,10 +221,9 @@ def _list_references(profile: ResolvedProfile, run: Run, template: Manifest) -> 
     volumes = get_mappings(spec, "volumes")
     for volume in volumes:
         references += _list_mounted_objects(volume)
-    references += _refer("Secret", get_mappings(spec, "imagePullSecrets"))
     for claim in get_mappings(spec, "resourceClaims"):
         name = claim.get("resourceClaimTemplateName")
-        if name and name == profile.compute_domain:  # a ComputeDomain creates its own claim template
+        if name and name == compute_domain:
             references += _refer("ComputeDomain", [{"name": name}])
         else:
             references += _refer("ResourceClaimTemplate", [{"name": name}])
@@ -219,10 +233,7 @@ def _list_references(profile: ResolvedProfile, run: Run, template: Manifest) -> 
         references += _refer("StorageClass", [{"name": claim_spec.get("storageClassName")}])
     references += _refer("PriorityClass", [{"name": spec.get("priorityClassName")}])
     references += _refer("ServiceAccount", [{"name": spec.get("serviceAccountName")}])
-    own_names = (files_name(profile, run), code_name(profile, run))  # the run itself creates them
-    own_objects = [ReferencedObject(object_kind="ConfigMap", name=name) for name in own_names]
-    unique_references = dict.fromkeys(references)  # a ConfigMap may be mounted and in the environment
-    return [reference for reference in unique_references if reference not in own_objects]
+    return references
 
 
 def _list_networks(pod: Pod) -> list[ReferencedObject]:

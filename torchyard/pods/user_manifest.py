@@ -98,6 +98,9 @@ def plan_manifest(
     queue_requirements = list_queue_requirements(job_kind, main, f"{describe_object(main)}, metadata.labels")
     located_pods = locate_pods(main, job_kind)
     renaming = _rename_job(main, documents, run.job(profile), job_kind) if is_renamed else _NOTHING_RENAMED
+    long_names = manifest_faults.find_long_companion_names(companions)
+    if long_names:
+        raise ProfileError(profile.name, tuple(long_names))
     for companion in companions:
         _add_labels(companion, _companion_labels(companion, profile, run))
     _adopt_job(main, profile, run, job_kind)
@@ -105,8 +108,20 @@ def plan_manifest(
     job = job_kind.find_job(main)
     level_findings = add_log_level(job, located_pods)
     namespaces = _list_namespaces(profile, documents)
+    host_name_findings = manifest_faults.find_long_host_names(
+        job, located_pods, job_kind, namespaces[0] if namespaces else "default"
+    )
     cluster = profile.cluster.model_copy(update={"namespace": namespaces[0] if namespaces else None})
-    advice = (*read_findings, *renaming.replaced, *resume_findings, *level_findings, *traps, *renaming.doubts)
+    advice = (
+        *read_findings,
+        *renaming.replaced,
+        *resume_findings,
+        *level_findings,
+        *traps,
+        *host_name_findings,
+        *renaming.doubts,
+    )
+    created_objects = [*companions, *job_kind.list_companions(main)]
     all_requirements = (
         *(requirement for requirement in job_requirements if not _is_created(requirement, companions)),
         *_list_companion_permissions(companions, etcd.PERMISSION_VERBS),
@@ -114,6 +129,7 @@ def plan_manifest(
         WritableFolder(host="localhost", path=run.folder),
         *requirements.list_run_permissions(profile),
         *(requirement for requirement in queue_requirements if not _is_created(requirement, companions)),
+        *_list_references(job, job_kind, created_objects),
         *list_capacities(job, located_pods, job_kind),
         AdmissionAccepted(target="objects"),
         AdmissionAccepted(target="pod"),
@@ -254,16 +270,32 @@ def _list_companion_permissions(companions: Sequence[Manifest], verbs: tuple[str
     return permissions
 
 
+def _list_references(job: Manifest, job_kind: JobKind, created_objects: Sequence[Manifest]) -> list[ReferencedObject]:
+    """The objects that the pods need to start, each once, without those that are created before them or with them."""
+    references: dict[ReferencedObject, None] = {}
+    for pod_set in list_pod_sets(job, job_kind):
+        references |= dict.fromkeys(requirements.list_referenced_objects(pod_set.template["spec"]))
+    if job_kind.config_map_suffix:
+        name = f"{get_name(job)}{job_kind.config_map_suffix}"
+        references.pop(ReferencedObject(object_kind="ConfigMap", name=name), None)
+    return [reference for reference in references if not _is_created(reference, created_objects)]
+
+
 def _name_resource(document: Mapping[str, Any]) -> str:
     """The full name of a document's kind: networkpolicies.networking.k8s.io."""
     return get_resource(str(document["apiVersion"]), str(document["kind"]))
 
 
 def _is_created(requirement: ClusterRequirement, companions: Iterable[Manifest]) -> bool:
-    """Whether a requirement is an object that the manifest itself creates before the job."""
+    """Whether a requirement is an object that the manifest creates beside the job, or that one of those creates."""
     if isinstance(requirement, OpenQueue):
         return any(_name_resource(obj) == _VOLCANO_QUEUE and get_name(obj) == requirement.name for obj in companions)
     if isinstance(requirement, ReferencedObject):
         identity = (requirement.object_kind, requirement.name)
-        return any((obj["kind"], get_name(obj)) == identity for obj in companions)
+        return any(identity in ((obj["kind"], get_name(obj)), _get_claim_template(obj)) for obj in companions)
     return False
+
+
+def _get_claim_template(obj: Mapping[str, Any]) -> tuple[str, object]:
+    """Kind and name of the claim template that the controller of a ComputeDomain creates for it."""
+    return "ResourceClaimTemplate", pod_facts.get_mapping(obj, "spec", "channel", "resourceClaimTemplate").get("name")

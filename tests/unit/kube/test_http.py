@@ -76,7 +76,8 @@ def test_response_that_is_nested_too_deeply_is_repeated(fake_api: FakeApi, fake_
     fake_api.put(CONFIG)
     fake_api.answer("GET", "/configmaps", 200, b'{"kind": ' + b"[" * 100_000, times=1)
     result = fake_server.get("v1", "ConfigMap", "one") if verb == "get" else fake_server.list("v1", "ConfigMap")[0]
-    assert result and result["metadata"]["uid"]
+    assert result
+    assert result["metadata"]["uid"]
 
 
 def test_persistent_response_of_a_proxy_is_a_transient_error(

@@ -106,6 +106,24 @@ TRAPS: list[Trap] = [
 ]
 
 
+TRAPS += [
+    (
+        VOLCANO,
+        '--rdzv-endpoint="$first:2379"',
+        "--master-addr=train-worker-0",
+        VOLCANO_COMMAND_PATH,
+        "exist only in the Service of their subdomain; write train-worker-0.train",
+    ),
+    (
+        JOBSET,
+        "$(HEAD)-worker-0-0.$(HEAD)",
+        "train-worker-0-0",
+        JOBSET_COMMAND,
+        "exist only in the Service of their subdomain; write train-worker-0-0.train",
+    ),
+]
+
+
 @pytest.mark.parametrize("case", TRAPS, ids=lambda case: case[-1])
 def test_trap_is_reported(case: Trap) -> None:
     """Each trap is reported at the key that causes it."""

@@ -124,6 +124,13 @@ TRAPS: list[Trap] = [
     (VOLCANO, '["--publish-not-ready-addresses=true"]', "[]", "spec.plugins.svc", "once the pod is ready"),
     (VOLCANO, 'svc: ["--publish-not-ready-addresses=true"]', "", "spec.plugins.svc", "VC_WORKER_HOSTS is not set"),
     (VOLCANO, "env: [], ", "", "spec.plugins.env", "VC_TASK_INDEX is not set"),
+    (
+        PYTORCHJOB,
+        "minReplicas: 1",
+        "metrics: [{type: Resource}]",
+        "spec.elasticPolicy.metrics",
+        "changes the number of pods while they train",
+    ),
     (VOLCANO, "$VC_WORKER_NUM", "$VC_TASK_NUM", f"{POD}.containers[0].command", "Volcano does not set VC_TASK_NUM"),
     (
         VOLCANO,
@@ -246,6 +253,20 @@ def test_variable_of_the_manifest_gets_no_warning(old_text: str, new_text: str) 
     assert lint_manifest(parse(manifest)) == ()
 
 
+def test_names_of_pods_need_a_plugin() -> None:
+    """Without a plugin that creates the Service, an address of one of the pods does not resolve."""
+    job = parse(VOLCANO)[0]
+    (task,) = job["spec"]["tasks"]
+    (container,) = task["template"]["spec"]["containers"]
+    container["command"] = ["torchrun", "--nnodes=2", "--master-addr=train-worker-0.train", "train.py"]
+    problem = "without this plugin the names of the pods, such as train-worker-0.train, do not resolve"
+    assert not [finding for finding in lint_manifest([job]) if problem in str(finding)]
+    job["spec"]["plugins"] = {"ssh": []}
+    assert [finding.where for finding in lint_manifest([job]) if problem in str(finding)] == [
+        "Job train, spec.plugins.svc"
+    ]
+
+
 def test_pods_without_peers_may_fail_alone() -> None:
     """A failed pod is not a trap in a Volcano Job whose pods do not train together."""
     spec = "{containers: [{name: main, image: 'busybox:1.36', command: [sleep, '1']}], restartPolicy: Never}"
@@ -253,7 +274,11 @@ def test_pods_without_peers_may_fail_alone() -> None:
     job = f"{{apiVersion: batch.volcano.sh/v1alpha1, kind: Job, metadata: {{name: many}}, spec: {{tasks: [{task}]}}}}"
     assert lint_manifest(parse(job)) == ()
     (warning,) = lint_manifest(
-        parse(job.replace("command: [sleep, '1']", "env: [{name: MASTER_ADDR, value: $(HEAD)}]"))
+        parse(
+            job.replace(
+                "command: [sleep, '1']", "env: [{name: MASTER_ADDR, valueFrom: {fieldRef: {fieldPath: status.podIP}}}]"
+            )
+        )
     )
     assert "its peers hang" in warning.what
 

@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from tests.inputs.sound_manifests import MASTER, POD, PYTORCHJOB, TRAIN, VOLCANO, Trap, find_trap, parse
+from tests.inputs.sound_manifests import MASTER, POD, PYTORCHJOB, TRAIN, VOLCANO, Trap, find_trap, list_traps, parse
 from torchyard.lint.manifest import lint_manifest
 
 SHM_PATH = f"{POD}.containers[0].volumeMounts"
@@ -51,6 +51,13 @@ TRAPS: list[Trap] = [
     (VOLCANO, ", sizeLimit: 32Gi", "", f"{POD}.volumes[0].emptyDir", "sizeLimit"),
     (VOLCANO, "SYS_ADMIN", "CAP_SYS_ADMIN", f"{POD}.containers[0].securityContext.capabilities.add", "write SYS_ADMIN"),
     (VOLCANO, "${VC_WORKER_HOSTS%%,*}", "$(cat <<< $X)", f"{POD}.containers[0].command", "`<<<` is for bash"),
+    (
+        VOLCANO,
+        "{name: NCCL_DEBUG_FILE, value: /dev/stdout}",
+        "{name: MASTER_ADDR, value: $(HOSTNAME)}",
+        f"{POD}.containers[0].env[0].value",
+        "$(HOSTNAME) stays as it is: no variable before this one has that name; define HOSTNAME before it",
+    ),
     (VOLCANO, "echo ", "hosts=(a b); echo ", f"{POD}.containers[0].command", "`hosts=(`"),
     (PYTORCHJOB, "v3.5.30", "latest", "spec.containers[0].image", "crash-loops"),
     (PYTORCHJOB, "v3.5.30", "v3.6.1", "spec.containers[0].image", "crash-loops"),
@@ -62,6 +69,31 @@ TRAPS: list[Trap] = [
 def test_trap_is_reported(case: Trap) -> None:
     """Each trap is reported once, at the key that causes it."""
     assert len(find_trap(case)) == 1
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        "{name: A, value: b}\n          - {name: C, value: x$(A)}",
+        "{name: C, value: $$(A)}",
+        "{name: C, value: 'tcp://$(STORE_SERVICE_HOST):$(STORE_SERVICE_PORT)'}",
+    ],
+    ids=["defined before", "escaped", "of a Service"],
+)
+def test_reference_that_the_kubelet_replaces_gets_no_warning(variables: str) -> None:
+    """A variable that is defined before, or by a Service, is replaced, and `$$` stands for one `$`."""
+    manifest = VOLCANO.replace("{name: NCCL_DEBUG_FILE, value: /dev/stdout}", variables)
+    assert not [trap for trap in list_traps(parse(manifest)) if ".env[" in trap]
+
+
+def test_reference_to_a_variable_of_a_config_map_gets_no_warning() -> None:
+    """What `envFrom` defines is not known here."""
+    manifest = VOLCANO.replace("value: /dev/stdout}", "value: $(A)}")
+    assert [trap for trap in list_traps(parse(manifest)) if ".env[0]" in trap]
+    manifest = manifest.replace(
+        "          command:", "          envFrom: [{configMapRef: {name: a}}]\n          command:"
+    )
+    assert not [trap for trap in list_traps(parse(manifest)) if ".env[0]" in trap]
 
 
 @pytest.mark.parametrize(

@@ -92,6 +92,23 @@ TRAPS: list[Trap] = [
         "a policy before it is for PodFailed too",
     ),
     (VOLCANO, POLICY, f"{POLICY}, {{event: '*', action: AbortJob}}", "spec.policies", "`*` is for every event"),
+    (VOLCANO, POLICY, "{event: OutOfSync, action: AbortJob}", "spec.policies[0]", "rejects the event OutOfSync"),
+    (VOLCANO, POLICY, "{event: PodFailed, action: EnqueueJob}", "spec.policies[0].action", "the action EnqueueJob"),
+    (VOLCANO, POLICY, "{exitCode: 0, action: AbortJob}", "spec.policies[0].exitCode", "for the exit code 0"),
+    (
+        VOLCANO,
+        POLICY,
+        "{event: PodFailed, exitCode: 3, action: AbortJob}",
+        "spec.policies[0].exitCode",
+        "for an event and an exit code",
+    ),
+    (
+        VOLCANO,
+        POLICY,
+        f"{POLICY}, {{event: PodPending, action: AbortJob}}",
+        "spec.policies[1].timeout",
+        "the event PodPending without a timeout",
+    ),
     (MASTER, "Master:", "Chief:", f"{ROLES}.Chief", "rejects the role Chief; write Master or Worker"),
     (MASTER, "replicas: 3", "replicas: 0", f"{ROLES}.Worker.replicas", "rejects a Worker with 0 replicas"),
 ]

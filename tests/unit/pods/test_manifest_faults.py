@@ -6,7 +6,10 @@ import pytest
 
 from tests.inputs.user_manifests import JOB, PYTORCHJOB, Launched, change_spec
 from torchyard.model.errors import ProfileError
+from torchyard.model.plan import ManifestPlan
+from torchyard.model.requirements import Advice
 
+OTHER_CLUSTER = "kueue.x-k8s.io/multikueue"
 TRAIN_JOB = {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainJob", "metadata": {"name": "a"}}
 DEPLOYMENT = {
     "apiVersion": "apps/v1",
@@ -155,3 +158,61 @@ def test_faults_of_several_objects_have_the_line_of_the_manifest(launched: Launc
     document = JOB | {"metadata": {"name": "train", "namespace": "two"}}
     with pytest.raises(ProfileError, match=r"job.yaml:\d+: Job train, metadata.namespace: all objects .* one, two"):
         launched(service, document, launcher="volcano")
+
+
+@pytest.mark.parametrize(
+    ("spec", "key"),
+    [
+        ({"imagePullSecrets": [{"name": "$MY_SECRET"}]}, "imagePullSecrets[0].name"),
+        ({"volumes": [{"name": "a", "csi": {"volumeAttributes": {"bucketName": "${BUCKET}"}}}]}, "bucketName"),
+        ({"volumes": [{"name": "a", "persistentVolumeClaim": {"claimName": "<claim>"}}]}, "claimName"),
+    ],
+)
+def test_reference_is_filled_in(launched: Launched, spec: dict[str, object], key: str) -> None:
+    """The name of another object that is a placeholder is refused with its key: the pods could not start."""
+    pod = {"containers": [{"name": "main", "image": "a:1", "command": ["sh", "-c", "echo $NAME"]}]} | spec
+    task = {"name": "lead", "replicas": 1, "template": {"spec": pod}}
+    with pytest.raises(ProfileError, match=rf"{re.escape(key)}: .* a placeholder that is not filled in"):
+        launched(change_spec(JOB, tasks=[task]))
+
+
+@pytest.mark.parametrize("keys", [{"managedBy": OTHER_CLUSTER}, {"runPolicy": {"managedBy": OTHER_CLUSTER}}])
+def test_job_of_another_cluster_is_refused(launched: Launched, keys: dict[str, object]) -> None:
+    """Kueue creates the pods of such a job in another cluster, where this run would not find them."""
+    with pytest.raises(ProfileError, match="multikueue creates the pods in another cluster"):
+        launched(change_spec(PYTORCHJOB, **keys))
+
+
+def test_several_jobs_that_train_together_are_one(launched: Launched) -> None:
+    """Two jobs in one manifest are refused, with what to do if they are one training."""
+    with pytest.raises(ProfileError, match="a profile for each, or one job with several sets of pods"):
+        launched(JOB, JOB | {"metadata": {"name": "other"}})
+
+
+def test_long_name_of_a_companion_is_refused(launched: Launched) -> None:
+    """A Service whose name follows the run's, and becomes too long for that, is refused before anything is created."""
+    service = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": f"train-{'x' * 50}"}, "spec": {}}
+    with pytest.raises(ProfileError, match=r"the Service .* at most 63 are allowed; shorten the profile's name by"):
+        launched(service, JOB)
+
+
+def list_host_name_warnings(plan: ManifestPlan) -> list[str]:
+    findings = [str(requirement.finding) for requirement in plan.requires if isinstance(requirement, Advice)]
+    return [finding for finding in findings if "setHostnameAsFQDN" in finding]
+
+
+def test_long_full_name_of_a_pod_is_reported(launched: Launched) -> None:
+    """A kubelet starts no pod whose full name is longer than a host name; without a subdomain the name is short."""
+    pod = {"setHostnameAsFQDN": True, "containers": [{"name": "main", "image": "a:1"}]}
+    job = {"name": f"workers-{'x' * 20}", "template": {"spec": {"template": {"spec": pod}}}}
+    jobset = {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": {"name": "train"},
+        "spec": {"replicatedJobs": [job]},
+    }
+    (warning,) = list_host_name_warnings(launched(jobset))
+    assert "replicatedJobs[0].template.spec.template.spec.setHostnameAsFQDN: the full name" in warning
+    assert "a kubelet starts no pod with more than 64" in warning
+    short_job = {"name": "w", "template": {"spec": {"template": {"spec": pod}}}}
+    assert not list_host_name_warnings(launched(change_spec(jobset, replicatedJobs=[short_job]), manifest_name="keep"))

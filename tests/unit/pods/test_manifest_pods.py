@@ -76,3 +76,24 @@ def test_smaller_gang_needs_less_room(launched: Launched) -> None:
     assert list_capacities(launched, [rest], 3) == [(3, {"cpu": "8"})]
     assert list_capacities(launched, [rest, build_task("more", 2, cpu="1")], 3) == [(3, {"cpu": "8"})]
     assert list_capacities(launched, [build_task("lead", 1, cpu="1"), rest], 3) == [(1, {"cpu": "1"})]
+
+
+def test_gang_without_a_minimum_is_that_of_its_tasks(launched: Launched) -> None:
+    """Volcano's webhook replaces a minAvailable of 0 by the sum of those of the tasks, or of their replicas."""
+    lead = build_task("lead", 1, cpu="8")
+    rest = build_task("rest", 5, cpu="8")
+    assert list_capacities(launched, [lead, rest], 0) == [(6, {"cpu": "8"})]
+    assert list_capacities(launched, [lead, rest | {"minAvailable": 2}], 0) == [(3, {"cpu": "8"})]
+
+
+def test_every_container_needs_room(launched: Launched) -> None:
+    """A pod needs room for all containers and sidecars, and with a port of a sidecar a node of its own."""
+    task = build_task("lead", 2, cpu="4")
+    spec = task["template"]["spec"]
+    spec["containers"].append({"name": "more", "image": "a:1", "resources": {"limits": {"cpu": "2"}}})
+    sidecar = {"name": "proxy", "image": "a:1", "restartPolicy": "Always", "ports": [{"containerPort": 29000}]}
+    spec["initContainers"] = [sidecar | {"resources": {"requests": {"cpu": "1"}}}]
+    spec["hostNetwork"] = True
+    plan = launched(change_spec(JOB, tasks=[task]))
+    (capacity,) = [requirement for requirement in plan.requires if isinstance(requirement, Capacity)]
+    assert (capacity.resources, capacity.one_per_node) == ({"cpu": "7"}, True)

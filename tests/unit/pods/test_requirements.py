@@ -39,8 +39,8 @@ def test_named_objects_must_exist(planned: Planned) -> None:
     pod = {"pull_secrets": ["registry"], "service_account": "trainer", "priority_class": "high"}
     plan = planned(pod=pod, mounts={"/data": {"claim": "coco"}, "/more": {"claim": "coco"}})
     references = [(reference.object_kind, reference.name) for reference in list_requirements(plan, ReferencedObject)]
-    other_references = [("PriorityClass", "high"), ("ServiceAccount", "trainer")]
-    assert references == [("PersistentVolumeClaim", "coco"), ("Secret", "registry"), *other_references]
+    other_references = [("PriorityClass", "high"), ("ServiceAccount", "trainer"), ("Secret", "registry")]
+    assert references == [("PersistentVolumeClaim", "coco"), *other_references]
     assert get_pod_spec(plan)["imagePullSecrets"] == [{"name": "registry"}]
     assert (get_pod_spec(plan)["serviceAccountName"], get_pod_spec(plan)["priorityClassName"]) == ("trainer", "high")
 

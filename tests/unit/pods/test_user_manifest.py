@@ -12,6 +12,7 @@ from tests.inputs.user_manifests import JOB, MANIFESTS, PYTORCHJOB, Launched, ch
 from torchyard.diagnosis.pod_facts import find_main_container
 from torchyard.lint.manifest import lint_manifest
 from torchyard.model.errors import ProfileError
+from torchyard.model.plan import ManifestPlan
 from torchyard.model.profile import Profile
 from torchyard.model.requirements import Advice, Capacity, OpenQueue, Permission, ReferencedObject
 
@@ -469,6 +470,41 @@ def test_local_queue_that_the_manifest_creates_need_not_exist(launched: Launched
     required = ReferencedObject(object_kind="LocalQueue", name="team")
     assert required in launched(PYTORCHJOB | {"metadata": metadata}).requires
     assert required not in launched(queue, PYTORCHJOB | {"metadata": metadata}).requires
+
+
+def list_references(plan: ManifestPlan) -> set[tuple[str, str]]:
+    references = [requirement for requirement in plan.requires if isinstance(requirement, ReferencedObject)]
+    return {(reference.object_kind, reference.name) for reference in references}
+
+
+def test_objects_that_the_pods_need_must_exist(launched: Launched) -> None:
+    """Preflight requires what the pods refer to, unless the manifest or a controller creates it or it is optional."""
+    variable = {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}}
+    pod = {
+        "containers": POD["spec"]["containers"],
+        "initContainers": [{"name": "setup", "image": "a:1", "env": [variable]}],
+        "imagePullSecrets": [{"name": "registry"}],
+        "priorityClassName": "high",
+        "resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "channel"}],
+        "volumes": [
+            {"name": "data", "persistentVolumeClaim": {"claimName": "coco"}},
+            {"name": "own", "configMap": {"name": "script"}},
+            {"name": "hosts", "configMap": {"name": "train-svc"}},
+            {"name": "extra", "secret": {"secretName": "maybe", "optional": True}},
+        ],
+    }
+    job = change_spec(JOB, tasks=[{"name": "worker", "replicas": 2, "template": {"spec": pod}}])
+    needed = {("Secret", "hub"), ("PersistentVolumeClaim", "coco"), ("PriorityClass", "high")}
+    created = {("ConfigMap", "script"), ("ResourceClaimTemplate", "channel")}
+    assert list_references(launched(job, launcher="volcano")) == needed | created
+    script = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "script"}}
+    domain = {
+        "apiVersion": "resource.nvidia.com/v1beta1",
+        "kind": "ComputeDomain",
+        "metadata": {"name": "domain"},
+        "spec": {"channel": {"resourceClaimTemplate": {"name": "channel"}}},
+    }
+    assert list_references(launched(script, domain, job, launcher="volcano")) == needed
 
 
 def test_repeated_key_is_advice_of_the_plan(write: Write, tmp_path: Path) -> None:

@@ -23,15 +23,16 @@ _CREATE_REMEDIES = {
     "ConfigMap": "`kubectl create configmap {name} -n {namespace} --from-file=FILE`",
     "Secret": "`kubectl create secret generic {name} -n {namespace} --from-literal=KEY=VALUE`",
     "ServiceAccount": "`kubectl create serviceaccount {name} -n {namespace}`",
-    "PersistentVolumeClaim": "create the claim, or name another in `mounts`",
+    "PersistentVolumeClaim": "create the claim, or name another in `mounts` or the manifest",
     "NetworkAttachmentDefinition": "create it, or name another in `pod.networks`",
     "ComputeDomain": "create it, as docs/hardware.md shows, in namespace {namespace}",
-    "ResourceClaim": "create it, or name another in `pod.patch`, in namespace {namespace}",
+    "ResourceClaim": "create it in namespace {namespace}, or name another in `pod.patch` or the manifest",
     "ResourceClaimTemplate": "create it, as docs/hardware.md shows, in namespace {namespace}",
     "LocalQueue": "ask the administrator of Kueue, or name another in options.local_queue (null for none), or in the "
     "manifest's label kueue.x-k8s.io/queue-name",
-    "PriorityClass": "ask the cluster's administrator, or name another in `pod.priority_class` (null for none)",
-    "StorageClass": "ask the cluster's administrator, or name another in `mounts`",
+    "PriorityClass": "ask the cluster's administrator, or name another in `pod.priority_class` (null for none) or the "
+    "manifest",
+    "StorageClass": "ask the cluster's administrator, or name another in `mounts` or the manifest",
 }
 
 
