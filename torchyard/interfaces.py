@@ -135,11 +135,11 @@ class Job(Protocol):
     def stop_unwatched(self) -> dict[str, str]:
         """Stop a job that no process waits for, and read its logs to their end; return what they lack, by node."""
 
-    def list_live_processes(self, *, is_lease_over: bool) -> list[str]:
+    def list_live_processes(self, *, ended_after_s: float) -> list[str]:
         """Stop the processes on hosts again, and describe those that may still run; empty if none can.
 
-        `is_lease_over`: no launcher has renewed their lease since it would have ended. Until then a host that does not
-        answer may still run its processes.
+        ended_after_s: their lease and their grace. A process whose host could not be reached for so long has ended by
+            itself, unless an earlier query has found it running. Each query that reaches a host renews the lease there.
         """
 
     def remove(self) -> list[str]:

@@ -59,9 +59,9 @@ def drop_forbidden_objects(plan: ManifestPlan) -> ManifestPlan:
 def create_job(plan: ManifestPlan) -> tuple[KubeObject, bool]:
     """Create the job or find it; return it, and whether it is new.
 
-    A dry run of all objects but the first, which would be refused before anything exists, comes first: nothing is
-    created if the API server would refuse one of them. A job that
-    this run has submitted before and that is gone is not created again: another user has deleted it.
+    A dry run of all objects but the first comes first, so that nothing is created if the API server would refuse one
+    of them. A job that this run has submitted before and that is gone is not created again: another user has deleted
+    it.
 
     Raises RunInUseError if another living process owns the run, ClusterError if an object is refused.
     """
@@ -138,6 +138,7 @@ def adopt_or_create(
         except ClusterError as error:
             if error.status != HTTPStatus.CONFLICT:
                 raise
+            refusal = error
         existing = client.get(obj["apiVersion"], obj["kind"], metadata["name"], metadata.get("namespace", ""))
         if existing and is_own_object(plan, existing):
             return existing, False
@@ -146,8 +147,10 @@ def adopt_or_create(
             if deleting_run is None:
                 return existing, False
             message = f"it belongs to the run {deleting_run}, which deletes it at its end"
-        if existing or is_last_try:  # otherwise it was deleted after the refusal: the name is free, so try again
+        if existing:
             break
+        if is_last_try:  # the name is free, so that the conflict is about something else, such as a quota
+            raise refusal
     raise ClusterError(client.host, f"create {obj['kind']} {metadata['name']}", message, HTTPStatus.CONFLICT)
 
 

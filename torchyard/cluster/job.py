@@ -93,7 +93,7 @@ class ClusterJob:
             get_log().warning("the last lines of %s may be missing: %s", self._plan.job, error)
             return {node: f"possibly the last lines: {error}" for node in self._plan.nodes}
 
-    def list_live_processes(self, *, is_lease_over: bool) -> list[str]:
+    def list_live_processes(self, *, ended_after_s: float) -> list[str]:
         """None: a cluster's job has no processes on hosts."""
         return []
 

@@ -385,7 +385,10 @@ def _get_owner_uids(obj: KubeObject) -> set[str]:
 
 
 def _delete_and_await(claim: _Claim, objects: list[KubeObject]) -> None:
-    """Delete the objects that no other one owns, and wait until all are gone, at most for REMOVAL_TIMEOUT_S."""
+    """Delete the objects that no other one owns, and wait until a list lacks all, at most for REMOVAL_TIMEOUT_S.
+
+    Whether they are gone is for the caller to prove.
+    """
     orphan = claim.orphan
     labels = {RUN_LABEL: orphan.run}
     deadline = time.monotonic() + REMOVAL_TIMEOUT_S

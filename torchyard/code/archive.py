@@ -107,6 +107,15 @@ def store_archive(packed: PackedFolder) -> None:
         remove_old_archives(str(folder), _MAX_ARCHIVES)
 
 
+def _read_stored_archive(path: Path, code: StagedCode) -> bytes:
+    """The content of the archive of a run's code in `runs/code`. CodeError if it is not there any more, OSError."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError as error:
+        reason = f"{path} does not exist any more ({code.archive})"
+        raise CodeError(code.archive.short_digest, reason, _LOST_REMEDY) from error
+
+
 def keep_archive(code: StagedCode | None) -> None:
     """Link the archive of a run's code into the run's folder, unless it is there; nothing for a job without code.
 
@@ -121,11 +130,8 @@ def keep_archive(code: StagedCode | None) -> None:
         try:
             os.link(stored_path, path)
         except OSError:  # a file system without hard links, if the archive exists
-            _write_atomically(path, stored_path.read_bytes())
+            _write_atomically(path, _read_stored_archive(stored_path, code))
         sync_folder(path.parent)  # a run that resumes after a power cut needs it
-    except FileNotFoundError as error:
-        reason = f"{stored_path} does not exist any more ({code.archive})"
-        raise CodeError(code.archive.short_digest, reason, _LOST_REMEDY) from error
     except OSError as error:
         raise FolderError(str(path.parent), f"{path.name}: {error.strerror}") from error
 

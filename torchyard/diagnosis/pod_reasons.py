@@ -12,6 +12,7 @@ from torchyard.diagnosis.pod_facts import (
     PodReason,
     Pods,
     build_reason,
+    get_container_end,
     get_container_state,
     get_container_status,
     get_mapping,
@@ -82,7 +83,7 @@ def get_companion_reasons(pod: Mapping[str, Any]) -> list[PodReason]:
 def _iter_pod_reasons(pod: Mapping[str, Any], status: Mapping[str, Any]) -> Iterator[PodReason]:
     """The reasons of the pod itself: why its node refused or ended it, and why it is being ended."""
     if status.get("reason"):
-        reason = build_reason(status, 0.0)
+        reason = build_reason(status, _find_pod_end(pod, status))
         if _get_rule(reason.reason):
             yield reason
         elif get_pod_phase(pod) == "Failed" and not _has_started(status):
@@ -91,6 +92,19 @@ def _iter_pod_reasons(pod: Mapping[str, Any], status: Mapping[str, Any]) -> Iter
         if _is_disruption(condition):
             reason = build_reason(condition, _get_transition_time(condition))._replace(is_disruption=True)
             yield reason if _get_rule(reason.reason) else _rename_reason(DISRUPTION, reason)
+
+
+def _find_pod_end(pod: Mapping[str, Any], status: Mapping[str, Any]) -> float:
+    """When a pod was ended, in seconds since the epoch, for the reason of its status, which has no time; 0 if unknown.
+
+    That is when its end was announced or its main container ended, else the last change of its conditions.
+    """
+    conditions = get_mappings(status, "conditions")
+    times = [_get_transition_time(condition) for condition in conditions if _is_disruption(condition)]
+    end = min([get_container_end(pod), *filter(None, times)])
+    if end == math.inf:
+        end = max(map(_get_transition_time, conditions), default=0.0)
+    return end
 
 
 def _rename_reason(own_reason: str, reason: PodReason) -> PodReason:
@@ -341,7 +355,8 @@ def find_companion_failure(pods: Pods) -> Failure | None:
 
 def build_failure(pods: Pods, problems: Sequence[PodProblem]) -> Failure:
     """The failure that describes the oldest of some problems."""
-    oldest = min(problems, key=lambda problem: (problem.reason.started_at, problem.node))
+    # One whose time is not known is the oldest only if no time is known.
+    oldest = min(problems, key=lambda problem: (problem.reason.started_at or math.inf, problem.node))
     rule = oldest.rule
     pod = pods[oldest.node]
     subject = oldest.node

@@ -385,7 +385,10 @@ def _read_log_size(folder: str) -> int:
 
 
 def _renew_leases(owner_files: Iterable[OwnerFile], owner: str) -> str:
-    """Record a heartbeat of an owner; returns the run's owner if that is another one, else an empty text."""
+    """Record a heartbeat of an owner in each file that can be written.
+
+    Returns the run's owner if that is another one, else an empty text.
+    """
     other_owner = ""
     for owner_file in owner_files:
         try:

@@ -290,6 +290,8 @@ def find_shared_rendezvous_ids(
             continue
         if not rendezvous_id and is_adopted and job.elastic_policy is not None:
             continue
+        if not rendezvous_id and any(_may_have_more_options(container) for container in job.containers):
+            continue
         key_path = "spec.elasticPolicy.rdzvId" if job.elastic_policy else job.containers[0].script_path
         fix = _NEW_ID_FIXES.get(job.kind, "write an id that is new for every run")
         if rendezvous_id and is_adopted and yaml_value(job.elastic_policy, "rdzvId") == rendezvous_id:

@@ -1,6 +1,7 @@
 """Carries out a plan of processes, on this machine and on hosts behind ssh."""
 
 import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from torchyard.code.archive import keep_archive, unpack_here
@@ -18,7 +19,7 @@ from torchyard.machines.staging import (
     stage_in,
     stage_out_and_remove,
 )
-from torchyard.model.errors import HostError
+from torchyard.model.errors import HostError, UnreachedError
 from torchyard.model.finding import Finding
 from torchyard.model.plan import CommandPlan, Plan, Process
 from torchyard.model.profile import Deadlines
@@ -28,10 +29,16 @@ _STOP_TIMEOUT_S = 90.0  # besides the grace of the processes
 
 
 class MachinesJob:
-    """The `Job` of machines. Each process has a supervisor on its host, which outlives this process."""
+    """The `Job` of machines. Each process has a supervisor on its host, which outlives this process.
 
-    def __init__(self, plan: CommandPlan) -> None:
+    clock: monotonic seconds.
+    """
+
+    def __init__(self, plan: CommandPlan, clock: Callable[[], float] = time.monotonic) -> None:
         self._plan = plan
+        self._clock = clock
+        self._reached_at: dict[str, float] = {}  # by process: monotonic seconds until which a query renewed its lease
+        self._live_names: set[str] = set()  # of the processes that a host has reported as running after their stop
 
     def locate(self) -> Plan:
         return self._plan
@@ -77,13 +84,21 @@ class MachinesJob:
         """Nothing to do: a log outlives its process, and `remove` stops the one and copies the other."""
         return {}
 
-    def list_live_processes(self, *, is_lease_over: bool) -> list[str]:
+    def list_live_processes(self, *, ended_after_s: float) -> list[str]:
+        queried_at = self._clock()
         stopped = _stop_job(self._plan)
         live: list[str] = []
         for name, leftovers in stopped.leftovers.items():
-            # A supervisor that no launcher could reach for the whole lease has ended its process by itself.
-            if name not in stopped.unreached or not is_lease_over:
-                live += leftovers
+            if name in stopped.unreached:
+                reached_at = self._reached_at.setdefault(name, queried_at)
+                # Its supervisor has ended it by itself, unless it could not be ended before.
+                if queried_at - reached_at >= ended_after_s and name not in self._live_names:
+                    continue
+            else:
+                self._reached_at[name] = self._clock()  # each query renews the lease, also one without a response
+                if leftovers and name in stopped.answered:
+                    self._live_names.add(name)
+            live += leftovers
         return live
 
     def remove(self) -> list[str]:
@@ -113,11 +128,13 @@ class _StoppedJob(NamedTuple):
 
     leftovers: what remains of each process, and why; empty for one that is proven to have ended.
     unstaged: the processes whose host has no supervisor of the run (any more).
-    unreached: the names of those whose host does not answer.
+    answered: the names of those whose host has reported what is left.
+    unreached: the names of those whose host ssh did not reach; a query that failed in another way may have run there.
     """
 
     leftovers: dict[str, list[str]]
     unstaged: list[Process]
+    answered: set[str]
     unreached: set[str]
 
 
@@ -133,8 +150,9 @@ def _stop_job(plan: CommandPlan) -> _StoppedJob:
     }
     unstaged = [process for process in plan.all_processes if _is_unstaged(responses.get(process.name))]
     leftovers |= end_unstaged(plan, unstaged)
-    unreached = {name for name, response in responses.items() if isinstance(response, HostError)}
-    return _StoppedJob(leftovers, unstaged, unreached)
+    answered = {name for name, response in responses.items() if not isinstance(response, HostError)}
+    unreached = {name for name, response in responses.items() if isinstance(response, UnreachedError)}
+    return _StoppedJob(leftovers, unstaged, answered, unreached)
 
 
 def _remove_job(plan: CommandPlan) -> list[str]:
@@ -143,9 +161,10 @@ def _remove_job(plan: CommandPlan) -> list[str]:
     A process that cannot be stopped keeps its folder. The folder of a host without the supervisor is removed without
     copying logs: only a supervisor can print them.
     """
-    leftovers, unstaged, _ = _stop_job(plan)
+    stopped = _stop_job(plan)
+    leftovers = stopped.leftovers
     busy_hosts = {process.host for process in plan.all_processes if leftovers.get(process.name)}
-    incomplete_hosts = {process.host for process in unstaged} - busy_hosts
+    incomplete_hosts = {process.host for process in stopped.unstaged} - busy_hosts
     complete_hosts = {process.host for process in plan.all_processes if process.site} - incomplete_hosts - busy_hosts
     remaining: list[str] = []
     for process_leftovers in leftovers.values():

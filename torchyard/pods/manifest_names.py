@@ -489,27 +489,27 @@ class _Marker:
             if roles:
                 role = rf"-(?:{roles})-(?![a-z]{{2}})"  # no pod is called train-worker-experiment
                 yield re.compile(rf"{_START}{name}(?={role})"), mark
-                yield re.compile(rf"({_SED_PATTERN}){name}(?={role})"), rf"\1{mark}"
-                yield re.compile(rf"(?<==)([\"']?){name}(?=-(?:{roles}){_VALUE_END})"), rf"\1{mark}"
+                yield re.compile(rf"({_SED_PATTERN}){name}(?={role})"), rf"\g<1>{mark}"
+                yield re.compile(rf"(?<==)([\"']?){name}(?=-(?:{roles}){_VALUE_END})"), rf"\g<1>{mark}"
                 start = rf"({_COMPARISON}|\.startswith\([\"'])"
-                yield re.compile(rf"{start}{name}(?=-(?:{roles})[*\"'\s])"), rf"\1{mark}"
-                yield re.compile(rf"({_BRANCH}){name}(?=-(?:{roles}){_BRANCH_END})"), rf"\1{mark}"
+                yield re.compile(rf"{start}{name}(?=-(?:{roles})[*\"'\s])"), rf"\g<1>{mark}"
+                yield re.compile(rf"({_BRANCH}){name}(?=-(?:{roles}){_BRANCH_END})"), rf"\g<1>{mark}"
             if "" in job.roles:
                 index = rf"-(?:\d{{1,4}}|{_VARIABLE})"
                 yield re.compile(rf"{_START}{name}(?={index}(?:{_PORT}|{_FILE_NAME_END}\.[a-z$]))"), mark
-                yield re.compile(rf"({_HOST_START}){name}(?={index}{_HOST_END})"), rf"\1{mark}"
-                yield re.compile(rf"({_COMPARISON}){name}(?=-\d{{1,4}}[*\"'\s-])"), rf"\1{mark}"
-                yield re.compile(rf"({_BRANCH}){name}(?=-\d{{1,4}}{_BRANCH_END})"), rf"\1{mark}"
+                yield re.compile(rf"({_HOST_START}){name}(?={index}{_HOST_END})"), rf"\g<1>{mark}"
+                yield re.compile(rf"({_COMPARISON}){name}(?=-\d{{1,4}}[*\"'\s-])"), rf"\g<1>{mark}"
+                yield re.compile(rf"({_BRANCH}){name}(?=-\d{{1,4}}{_BRANCH_END})"), rf"\g<1>{mark}"
                 # A file is called train-%d.tfrecord too: here only a Service shows that it is a pod.
                 if self._subdomains:
                     subdomain = rf"\.(?:{_alternate(self._subdomains)}){_END}"
                     yield re.compile(rf"{_START}{name}(?=-{_COMPOSED_INDEX}{subdomain})"), mark
-                yield re.compile(rf"({_HOST_START}){name}(?=-{_COMPOSED_INDEX}{_HOST_END})"), rf"\1{mark}"
-            yield re.compile(rf"(\$\{{(?:\w+##?|(?:HOSTNAME|POD_NAME)//?)){name}(?=-)"), rf"\1{mark}"
+                yield re.compile(rf"({_HOST_START}){name}(?=-{_COMPOSED_INDEX}{_HOST_END})"), rf"\g<1>{mark}"
+            yield re.compile(rf"(\$\{{(?:\w+##?|(?:HOSTNAME|POD_NAME)//?)){name}(?=-)"), rf"\g<1>{mark}"
             option = rf"(?<![\w-])--?[\w.-]*{_PREFIX_WORD}[\w.-]*\s+"
             names = "|".join([*sorted(self._prefix_variables), rf"\w{{0,40}}{_PREFIX_WORD}\w{{0,40}}"])
             variable = rf"\b(?:{names})[\"']?(?:\s*=\s*|\s*:\s+)"
-            yield re.compile(rf"((?:{option}|{variable})[\"']?){name}(?=-{_VALUE_END})"), rf"\1{mark}"
+            yield re.compile(rf"((?:{option}|{variable})[\"']?){name}(?=-{_VALUE_END})"), rf"\g<1>{mark}"
 
     def _list_service_rules(self) -> Iterator[tuple[re.Pattern[str], str]]:
         """Services, where the name is a host's: pod.train, $(hostname).train, train.ns.svc, train:29500, ping train."""
@@ -519,10 +519,10 @@ class _Marker:
                 continue
             name = re.escape(service)
             pod = rf"(?:[{marks}](?:{_COMPOSED_INDEX}|[^\s\"',:/.])*+|{_VARIABLE_WORD})"
-            yield re.compile(rf"({pod}\.){name}(?![\w(-]){_FILE_NAME_END}"), rf"\1{marked}"
-            yield re.compile(rf"({_START}|(?<=[\w}})])\.){name}(?={_CLUSTER_DOMAIN})"), rf"\1{marked}"
+            yield re.compile(rf"({pod}\.){name}(?![\w(-]){_FILE_NAME_END}"), rf"\g<1>{marked}"
+            yield re.compile(rf"({_START}|(?<=[\w}})])\.){name}(?={_CLUSTER_DOMAIN})"), rf"\g<1>{marked}"
             yield re.compile(rf"{_START}{name}(?=(?:\.(?:[\w-]+|{_VARIABLE}))*{_PORT})"), marked
-            yield re.compile(rf"({_HOST_START}){name}{_HOST_END}"), rf"\1{marked}"
+            yield re.compile(rf"({_HOST_START}){name}{_HOST_END}"), rf"\g<1>{marked}"
 
     def _list_label_rules(self) -> Iterator[tuple[re.Pattern[str], str]]:
         """Selectors: volcano.sh/job-name=train."""
@@ -531,13 +531,13 @@ class _Marker:
             roles = _alternate(role for role in job.roles if role)
             end = rf"(?=-(?:{roles})\b|{_END})" if roles else _END
             pattern = rf"(?<![\w-])((?:{keys})[\"']?\s*(?:==?|:|in \()\s*[\"']?){re.escape(job.name)}{end}"
-            yield re.compile(pattern), rf"\1{mark}"
+            yield re.compile(pattern), rf"\g<1>{mark}"
 
     def _list_rendezvous_rules(self) -> Iterator[tuple[re.Pattern[str], str]]:
         """Rendezvous ids, by which attempts differ in a shared store: --rdzv-id=train, RDZV_ID=train, rdzvId."""
         for mark, job in self._list_marks():
             pattern = rf"((?i:rdzv[_-]?id)[\"']?(?:\s*[=:]\s*|\s+)[\"']?){re.escape(job.name)}{_END}"
-            yield re.compile(pattern), rf"\1{mark}"
+            yield re.compile(pattern), rf"\g<1>{mark}"
 
     def _list_kubectl_rules(self) -> Iterator[tuple[re.Pattern[str], str]]:
         """Arguments of kubectl: vcjob/train, configmap train-hosts, job -n ml train, pod/train-worker-0."""
@@ -545,11 +545,11 @@ class _Marker:
             short = {"ConfigMap": "|cm", "Service": "|svc", "Job": "|vcjob"}.get(kind, "")
             before = rf"(?:{kind.lower()}{short})s?(?:\.[\w.]+)?(?:/|(?:{_KUBECTL_OPTION}){{0,4}}\s+)"
             pattern = rf"\b({before}){re.escape(name)}{_END}"
-            yield re.compile(pattern, re.IGNORECASE), rf"\1{marked}"
+            yield re.compile(pattern, re.IGNORECASE), rf"\g<1>{marked}"
         for mark, job in self._list_marks():
             roles = _alternate(role for role in job.roles if role)
             if roles:
-                yield re.compile(rf"(\bpods?/){re.escape(job.name)}(?=-(?:{roles})-)"), rf"\1{mark}"
+                yield re.compile(rf"(\bpods?/){re.escape(job.name)}(?=-(?:{roles})-)"), rf"\g<1>{mark}"
 
     # --- one text
 
@@ -610,7 +610,7 @@ class _Marker:
         for name, marked in self._list_address_parts().items():
             for variable in self._variables:
                 assignment = rf"(\b{variable}=[\"']?){re.escape(name)}{_VALUE_END}"
-                value = re.sub(assignment, rf"\1{marked}", value)
+                value = re.sub(assignment, rf"\g<1>{marked}", value)
         return value
 
     def _list_address_parts(self) -> dict[str, str]:

@@ -14,7 +14,10 @@ RENEW_INTERVAL_S = 2.0
 
 @contextlib.contextmanager
 def hold_folder_lease(folder: RunFolder, lease_s: float) -> Iterator[None]:
-    """Renew the lease on its own thread, so that no step and no call to Prefect delays it."""
+    """Renew the lease on its own thread, so that no step and no call to Prefect delays it.
+
+    The thread is not waited for: one more renewal may follow the end of the block.
+    """
     stop_event = threading.Event()
     run = contextvars.copy_context().run  # the run's log belongs to a context
     threading.Thread(

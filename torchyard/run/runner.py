@@ -329,24 +329,22 @@ class Runner:
     def _await_processes(self, attempt: OpenAttempt, leftovers: tuple[str, ...]) -> list[str]:
         """Wait until no process of a removed attempt can run: the next one shares its hosts, files and checkpoints.
 
-        `leftovers`: of its teardown. A host that does not answer is queried until its processes have ended with their
+        `leftovers`: of its teardown. A host that cannot be reached is queried until its processes have ended with their
         lease. Returns the processes that may run even then; empty if the next attempt may start.
         """
         if not leftovers:
             return []
         job = job_of(attempt.plan)
         wait_s = attempt.deadlines.lease + attempt.deadlines.grace
+        live_processes = job.list_live_processes(ended_after_s=wait_s)
         deadline = time.monotonic() + wait_s
-        is_lease_over = False
-        live_processes = job.list_live_processes(is_lease_over=is_lease_over)
         if live_processes:
             message = "the next attempt starts once the processes of this one have ended, in %.0f s at the latest: %s"
             get_log().warning(message, wait_s, "; ".join(live_processes))
-        while live_processes and not is_lease_over:
+        while live_processes and time.monotonic() < deadline:
             self._check_owner()
             self._pause_until(min(time.monotonic() + _LIVE_QUERY_INTERVAL_S, deadline))
-            is_lease_over = time.monotonic() >= deadline
-            live_processes = job.list_live_processes(is_lease_over=is_lease_over)
+            live_processes = job.list_live_processes(ended_after_s=wait_s)
         if not live_processes:  # what its hosts still have can be fetched now, if they answer
             self.leftovers = [leftover for leftover in self.leftovers if leftover not in leftovers]
             self.leftovers += self.remove(attempt.plan)

@@ -114,6 +114,15 @@ def test_name_that_becomes_free_is_used(fake_api: FakeApi, fake_server: Client, 
     assert created
 
 
+def test_conflict_about_something_else_is_reported_as_it_is(
+    fake_api: FakeApi, fake_server: Client, plan: ManifestPlan
+) -> None:
+    """A conflict of quotas has the same status as an existing name, and no object has the name."""
+    fake_api.fail("POST", "/services", 409)
+    with pytest.raises(ClusterError, match="a fault of the test: 409"):
+        create.adopt_or_create(fake_server, plan, plan.store[0])
+
+
 @pytest.mark.parametrize(
     ("refused", "missing"),
     [

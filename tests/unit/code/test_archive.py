@@ -107,6 +107,17 @@ def test_archive_that_is_lost_or_changed_is_an_error(code: StagedCode) -> None:
     assert not Path(code.folder).exists()
 
 
+def test_run_folder_that_disappears_is_not_lost_code(code: StagedCode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the run's folder is removed meanwhile, the error names it, and not the archive."""
+
+    def disappear(_: object) -> None:
+        raise FileNotFoundError(2, "No such file or directory")
+
+    monkeypatch.setattr(archive, "make_private_folder", disappear)
+    with pytest.raises(FolderError, match=r"\.tar\.gz: No such file or directory"):
+        keep_archive(code)
+
+
 def test_full_disk_is_a_local_error(code: StagedCode, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a full disk prevents is not taken for lost code, leaves nothing half done, and is repeated by the step."""
 

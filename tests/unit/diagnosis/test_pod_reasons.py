@@ -255,6 +255,36 @@ def test_disruption_is_a_cause_whatever_its_reason(reason: str, message: str, ca
     assert ": :" not in failure.sentence
 
 
+def test_reason_of_a_pods_status_has_the_time_of_its_end() -> None:
+    """A status has no time of its own: a pod that was evicted later is not the cause of an earlier failure."""
+    killed = build_status_pod("Failed", build_container("main", build_terminated("OOMKilled", 137, ago_s=300)))
+    evicted = build_status_pod("Failed", build_container("main", build_terminated("Error", 137)), reason="Evicted")
+    failure = pod_reasons.find_pod_failure({"worker-0": evicted, "worker-1": killed}, NOW)
+    assert failure
+    assert (failure.cause, failure.node) == ("oom-pod", "worker-1")
+
+
+@pytest.mark.parametrize("ended_ago_s", [10, None])
+def test_stop_by_a_node_that_shuts_down_has_its_time(ended_ago_s: float | None) -> None:
+    """The pod is stopped when its disruption is announced, before its container has ended."""
+    ended = build_terminated("Error", 143, ago_s=ended_ago_s) if ended_ago_s else build_waiting("ContainerCreating")
+    condition = {"type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet"}
+    condition["lastTransitionTime"] = format_time(30)
+    pod = build_status_pod("Failed", build_container("main", ended), reason="Terminated", conditions=[condition])
+    failure = find_failure(pod)
+    assert failure
+    assert failure.stopped_at == pytest.approx(NOW - 30, abs=1)
+
+
+def test_pod_whose_end_has_no_time_is_the_last_one() -> None:
+    """A reason without any time is not older than one with a time."""
+    evicted = build_status_pod("Failed", reason="Evicted", conditions=[])
+    killed = build_status_pod("Failed", build_container("main", build_terminated("OOMKilled", 137)))
+    failure = pod_reasons.find_pod_failure({"worker-0": evicted, "worker-1": killed}, NOW)
+    assert failure
+    assert failure.cause == "oom-pod"
+
+
 def test_unknown_reason_of_a_container_that_waits_is_reported_and_ends_nothing() -> None:
     """A kubelet that reports another reason than a normal start's has an obstacle, which may pass."""
     message = "not enough cpus available"

@@ -1,6 +1,7 @@
 """The query of a rendezvous store: the status of its response, or why there is none."""
 
 import json
+import socket
 import subprocess
 import sys
 import threading
@@ -43,3 +44,21 @@ def test_missing_store_is_an_error() -> None:
     """A refused connection is reported as an error, on the command line too."""
     output = subprocess.check_output([sys.executable, rendezvous.__file__, "http://127.0.0.1:1/v2/keys"])
     assert "Connection refused" in json.loads(output)["error"]
+
+
+def test_another_service_is_an_error() -> None:
+    """A port at which something else answers is no store, and no error of this program."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def greet() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(1000)
+                connection.sendall(b"SSH-2.0-OpenSSH_9.6\r\n")
+
+        thread = threading.Thread(target=greet, daemon=True)
+        thread.start()
+        response = rendezvous.query_store(f"http://127.0.0.1:{server.getsockname()[1]}/v2/keys")
+        thread.join()
+    assert response == {"error": "BadStatusLine: SSH-2.0-OpenSSH_9.6"}
+    assert "InvalidURL" in rendezvous.query_store("http://127.0.0.1:port/v2/keys")["error"]

@@ -189,6 +189,15 @@ def test_id_from_the_name_of_the_job_is_new() -> None:
     assert lint_manifest(parse(manifest), is_adopted=False) == ()
 
 
+def test_id_that_a_config_map_may_set_gets_no_warning() -> None:
+    """What `envFrom` sets is not known here, such as PET_RDZV_ID."""
+    manifest = OTHER_ETCD.replace("rdzvId: train-1, ", "")
+    manifest = manifest.replace(
+        "ports: [{name: py", "envFrom: [{configMapRef: {name: a}}]\n            ports: [{name: py"
+    )
+    assert lint_manifest(parse(manifest), is_adopted=False) == ()
+
+
 def test_run_adds_the_id_of_an_elastic_policy() -> None:
     """A run gives an elasticPolicy without an id its own, so the missing id is not a trap, and a fixed one can go."""
     assert lint_manifest(parse(OTHER_ETCD.replace("rdzvId: train-1, ", ""))) == ()

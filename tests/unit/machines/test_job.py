@@ -93,6 +93,43 @@ def test_job_of_another_owner_is_not_ended(plan: CommandPlan) -> None:
     script = HostScript(host="localhost", argv=(sys.executable, "-I", "-S", "-c", f"print({json.dumps(response)!r})"))
     processes = tuple(process.model_copy(update={"script": script}) for process in plan.processes)
     job = MachinesJob(plan.model_copy(update={"processes": processes}))
-    for end in (job.stop, job.kill, job.remove, lambda: job.list_live_processes(is_lease_over=True)):
+    for end in (job.stop, job.kill, job.remove, lambda: job.list_live_processes(ended_after_s=0.0)):
         with pytest.raises(RunInUseError, match="localhost is owned by there:/b"):
             end()
+
+
+HOST_ANSWERS = {
+    "down": "echo Permission denied >&2; exit 255",
+    "fails": "echo 'OSError: [Errno 5] Input/output error' >&2; exit 1",
+    "runs": """echo '{"node-0": {"phase": "running", "left": []}, "node-1": {"phase": "exited", "left": []}}'""",
+    "ended": """echo '{"node-0": {"phase": "exited", "left": []}, "node-1": {"phase": "exited", "left": []}}'""",
+}
+
+
+@pytest.mark.parametrize(
+    ("answers", "live_counts"),
+    [
+        (["down", "down", "down"], [2, 2, 0]),
+        (["down", "fails", "down", "down"], [2, 2, 2, 0]),
+        (["down", "down", "fails"], [2, 2, 2]),
+        (["runs", "down", "down", "down"], [1, 2, 1, 1]),
+        (["runs", "ended"], [1, 0]),
+        (["runs", "down", "ended"], [1, 2, 0]),
+    ],
+)
+def test_process_on_a_lost_host_has_ended_with_its_lease(
+    write: Write, tmp_path: Path, answers: list[str], live_counts: list[int]
+) -> None:
+    """It counts from the last query that may have reached the host; a process that was found running has not ended."""
+    ssh = tmp_path / "ssh"
+    ssh.touch(0o755)
+    os.environ["TORCHYARD_SSH"] = str(ssh)
+    plan = build_lone_plan(load(write(**ALONE, options={"hosts": ["gpu1", "gpu2"]})), tmp_path / "run")
+    now = 0.0
+    job = MachinesJob(plan, lambda: now)
+    actual_counts = []
+    for answer in answers:
+        now += 60.0
+        ssh.write_text(f"#!/bin/sh\n{HOST_ANSWERS[answer]}\n")
+        actual_counts.append(len(job.list_live_processes(ended_after_s=100.0)))
+    assert actual_counts == live_counts

@@ -581,6 +581,14 @@ def test_config_map_that_the_controller_creates_follows() -> None:
     assert (names, doubts) == ([f"{NEW}-svc", "train-data"], [])
 
 
+@pytest.mark.parametrize("kind", ["ConfigMap", "Service"])
+def test_name_that_begins_with_a_digit_follows(kind: str) -> None:
+    """What precedes the name of an object in a script stays, whatever the name begins with."""
+    companion = {"kind": kind, "metadata": {"name": "2024-train"}}
+    script = f"kubectl get {kind.lower()} 2024-train -o yaml"
+    assert rename_script(VOLCANO, script, companion) == f"kubectl get {kind.lower()} 2024-{NEW} -o yaml"
+
+
 def test_claim_with_the_jobs_name_stays() -> None:
     """A claim holds data that outlives a run, so that it keeps its name, as do images and containers."""
     claim = {"kind": "PersistentVolumeClaim", "metadata": {"name": "train-data"}}

@@ -59,7 +59,7 @@ def find_first_failure(
 def find_same_ranks(
     failure_sign: FailureSign, signs: Iterable[FailureSign], logs: Mapping[str, Sequence[LogLine]]
 ) -> tuple[int, ...]:
-    """The other ranks of `signs` that have failed with the same words as that of `failure_sign`, one of them."""
+    """The other ranks of `signs` that failed with the same error as that of `failure_sign`, apart from digits."""
     all_words = _read_all_words(signs, logs)
     for last_words in all_words:
         if last_words.failure_sign == failure_sign:

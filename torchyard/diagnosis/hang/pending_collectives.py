@@ -229,7 +229,7 @@ def _find_members(name: str, ranks: tuple[int, ...], records: Mapping[int, RankR
 
 
 def _find_setup_members(waiting: Set[int], records: Mapping[int, RankRecord]) -> frozenset[int] | None:
-    """The ranks that must call the set-up of a further group; None if all must, or if they are not known."""
+    """The ranks that must call the set-up of a further group; None if all ranks must, or their list is unknown."""
     members: set[int] = set()
     for rank in waiting:
         record = records[rank]

@@ -105,7 +105,9 @@ def read_dcp_files(path: str) -> Dict[str, int]:
     except TruncatedPickleError:
         raise IncompleteError(".metadata ends too early") from None
     except PickleScanError:
-        raise IncompleteError(".metadata is not a pickle") from None
+        if data.endswith(b"\0"):  # a pickle ends with its last opcode; a file that was not written whole, with zeros
+            raise IncompleteError(".metadata ends in zeros") from None
+        raise UnverifiedError(".metadata has an unknown format") from None
     for fields in scan.fields:
         offset = fields.get("offset")
         length = fields.get("length")

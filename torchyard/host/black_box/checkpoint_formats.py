@@ -9,6 +9,7 @@ each file, and nothing is executed.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
@@ -41,6 +42,7 @@ _RANK_FILES = (
     re.compile(r"^(.*zero_pp_rank_)(\d+)(_mp_rank_\d+_\w+_states\.pt)$"),
     re.compile(r"^(mp_rank_)(\d+)(_model_states\.pt)$"),
 )
+_RANK_METADATA = re.compile(r"^__\d+\.metadata$")  # of torch.distributed.checkpoint without collectives
 _DEEPSPEED_NAME = re.compile(r"^global_step\d+$")
 _DEEPSPEED_OPTIMIZER = re.compile(r"zero_pp_rank_(\d+)_mp_rank_\d+_optim_states\.pt$")
 _MEGATRON_NAME = re.compile(r"^iter_\d+$")
@@ -82,6 +84,10 @@ _FORMATS = (
     ),
     _FormatRule("sharded", None, re.compile(r"\.index\.json$|-\d{5}-of-\d{5}\.")),
 )
+
+
+class MissingFileError(IncompleteError):
+    """A file of the checkpoint is not in the listing of its folder, which proves nothing if that is partial."""
 
 
 class CheckpointState(NamedTuple):
@@ -172,13 +178,17 @@ def list_folder(path: str) -> FolderListing:
             with os.scandir(os.path.join(path, subfolder)) as entries:
                 for entry in entries:
                     relative_path = os.path.join(subfolder, entry.name)
-                    if not entry.is_dir(follow_symlinks=False):
-                        status = _read_status(entry)
-                        if status and stat.S_ISREG(status.st_mode):
-                            files[relative_path] = status
-                    elif depth < _MAX_DEPTH:
+                    try:
+                        is_folder = entry.is_dir(follow_symlinks=False)
+                        status = None if is_folder else _read_status(entry)
+                    except OSError:
+                        is_partial = True
+                        continue
+                    if status and stat.S_ISREG(status.st_mode):
+                        files[relative_path] = status
+                    elif is_folder and depth < _MAX_DEPTH:
                         pending.append((relative_path, depth + 1))
-                    else:
+                    elif is_folder:
                         is_partial = True
         except FileNotFoundError:
             continue
@@ -190,11 +200,13 @@ def list_folder(path: str) -> FolderListing:
 
 
 def _read_status(entry: os.DirEntry[str]) -> Optional[os.stat_result]:
-    """The status of a file or of what a link leads to; None if it does not exist."""
+    """The status of a file or of what a link leads to; None if it does not exist, or the link leads to itself."""
     try:
         return entry.stat()
-    except FileNotFoundError:
-        return None
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ELOOP):
+            return None
+        raise
 
 
 def _judge_file(path: str, target: str, status: os.stat_result) -> CheckpointState:
@@ -245,6 +257,9 @@ def _judge_folder(path: str, target: str, status: os.stat_result) -> CheckpointS
         if doubts:
             verdict = UNVERIFIED
             problem = doubts[0]
+    except MissingFileError as error:
+        verdict = UNVERIFIED if listing.is_partial else TORN
+        problem = str(error)
     except IncompleteError as error:
         verdict = TORN
         problem = str(error)
@@ -277,7 +292,7 @@ def _is_dcp_file(name: str) -> bool:
     return name.startswith(".metadata") or name.endswith(".distcp")
 
 
-# --- the checks of a folder: they raise IncompleteError for what is missing, and yield what they cannot show
+# --- the checks of a folder: they raise MissingFileError or IncompleteError, and yield what they cannot show
 
 
 def _check_folder(folder: str, name: str, format_name: str, listing: FolderListing) -> Iterator[str]:
@@ -325,11 +340,11 @@ def _check_shard_names(listing: FolderListing) -> None:
             shards.setdefault((match[1], match[3], match[4]), set()).add(match[2])
     for (prefix, total, suffix), numbers in shards.items():
         if len(numbers) < int(total):
-            raise IncompleteError("%s-*%s has %d of %d shards" % (prefix, suffix, len(numbers), int(total)))
+            raise MissingFileError("%s-*%s has %d of %d shards" % (prefix, suffix, len(numbers), int(total)))
 
 
 def _check_rank_names(listing: FolderListing) -> None:
-    """The files of the ranks have all numbers from 0 on."""
+    """The files of the ranks have all numbers from 0 to the highest one."""
     ranks: Dict[Tuple[str, str], Set[int]] = {}
     for path in listing.files:
         folder, _, name = path.rpartition("/")
@@ -339,7 +354,7 @@ def _check_rank_names(listing: FolderListing) -> None:
                 ranks.setdefault((os.path.join(folder, match[1]), match[3]), set()).add(int(match[2]))
     for (prefix, suffix), numbers in ranks.items():
         if len(numbers) <= max(numbers):
-            raise IncompleteError("%s*%s has %d of %d files" % (prefix, suffix, len(numbers), max(numbers) + 1))
+            raise MissingFileError("%s*%s has %d of %d files" % (prefix, suffix, len(numbers), max(numbers) + 1))
 
 
 def _check_files(folder: str, listing: FolderListing) -> Iterator[str]:
@@ -367,15 +382,18 @@ def _check_index(folder: str, path: str, listing: FolderListing) -> None:
         raise UnverifiedError("%s is not an index of shards" % path)
     for shard in sorted(set(shards.values())):
         if os.path.join(os.path.dirname(path), shard) not in listing.files:
-            raise IncompleteError("%s, which %s names, is missing" % (shard, path))
+            raise MissingFileError("%s, which %s names, is missing" % (shard, path))
 
 
 def _check_dcp(folder: str, subfolder: str, listing: FolderListing) -> Iterator[str]:
     """`.metadata` is written last, and names the files of all ranks."""
     metadata_path = os.path.join(subfolder, ".metadata")
     metadata = listing.files.get(metadata_path)
+    if metadata is None and any(_RANK_METADATA.match(path[len(subfolder) :].lstrip("/")) for path in listing.files):
+        yield "each rank has saved its own metadata, which does not show how many ranks there are"
+        return
     if metadata is None:
-        raise IncompleteError("%s is missing" % metadata_path)
+        raise MissingFileError("%s is missing" % metadata_path)
     try:
         sizes = checkpoint_files.read_dcp_files(os.path.join(folder, metadata_path))
     except UnverifiedError as error:
@@ -387,7 +405,7 @@ def _check_dcp(folder: str, subfolder: str, listing: FolderListing) -> Iterator[
     for name, size in sorted(sizes.items()):
         file = listing.files.get(os.path.join(subfolder, name))
         if file is None:
-            raise IncompleteError("%s, which .metadata names, is missing" % name)
+            raise MissingFileError("%s, which .metadata names, is missing" % name)
         if file.st_size < size:
             raise IncompleteError("%s has %d of %d bytes" % (name, file.st_size, size))
         if file.st_mtime > metadata.st_mtime + _ORDER_TOLERANCE_S:
@@ -398,7 +416,7 @@ def _check_last_file(last_path: str, listing: FolderListing) -> Iterator[str]:
     """The file that is written last exists and is the newest, and there are weights."""
     last_file = listing.files.get(last_path)
     if last_file is None:
-        raise IncompleteError("%s is missing" % last_path)
+        raise MissingFileError("%s is missing" % last_path)
     has_weights = False
     for path, file in listing.files.items():
         name = os.path.basename(path)
@@ -408,7 +426,7 @@ def _check_last_file(last_path: str, listing: FolderListing) -> Iterator[str]:
         if is_earlier and file.st_mtime > last_file.st_mtime + _ORDER_TOLERANCE_S:
             yield "%s is newer than %s: a later save into the folder may be incomplete" % (path, last_path)
     if not has_weights:
-        raise IncompleteError("no file has the weights")
+        raise MissingFileError("no file has the weights")
     has_scheduler = any(_SAVED_WITH_OPTIMIZER.match(os.path.basename(path)) for path in listing.files)
     if has_scheduler and not any(_OPTIMIZER.search(path) for path in listing.files):
         yield "no file has the state of the optimizer"
@@ -436,7 +454,7 @@ def _check_deepspeed(folder: str, listing: FolderListing) -> Iterator[str]:
     """The parts of the optimizer are as many as the ranks that the model's file names."""
     models = [path for path in sorted(listing.files) if path.endswith("mp_rank_00_model_states.pt")]
     if not models:
-        raise IncompleteError("mp_rank_00_model_states.pt is missing")
+        raise MissingFileError("mp_rank_00_model_states.pt is missing")
     world = checkpoint_files.read_torch_fields(os.path.join(folder, models[0])).get("dp_world_size")
     ranks = {int(match[1]) for match in map(_DEEPSPEED_OPTIMIZER.search, listing.files) if match}
     if ranks and type(world) is int and len(ranks) < world:

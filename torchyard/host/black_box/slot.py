@@ -49,7 +49,7 @@ class RecordSlot:
             header = os.pread(fd, _HEADER.size, 0)
             if len(header) == _HEADER.size:
                 owner = _HEADER.unpack(header)[2]
-                if owner != os.getpid() and _is_alive(owner):
+                if owner and owner != os.getpid() and _is_alive(owner):  # 0: it was never written
                     return None
             os.posix_fallocate(fd, 0, SLOT_BYTES)
             identity = _identify(fd)

@@ -1,10 +1,11 @@
 """read_checkpoint: whether a file or a folder is a complete checkpoint, by what is in it."""
 
+import contextlib
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -201,6 +202,70 @@ def test_file_that_cannot_be_read_is_not_torn(tmp_path: Path, monkeypatch: pytes
     for candidate in (path, path / "optimizer.pt"):
         state = read_checkpoint(str(candidate))
         assert (state.verdict, "Input/output error" in str(state.problem)) == (UNVERIFIED, True)
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_folder_that_cannot_be_listed_whole_is_not_torn(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file whose status cannot be read may exist: the folder is not complete, and a missing file proves nothing."""
+    path = WRITERS[name](tmp_path / name)
+    assert read_checkpoint(str(path)).is_complete
+    unreadable = ""
+    scan = os.scandir
+
+    class Entry:
+        def __init__(self, entry: os.DirEntry[str]) -> None:
+            self.name = entry.name
+            self._entry = entry
+
+        def is_dir(self, *, follow_symlinks: bool) -> bool:
+            return self._entry.is_dir(follow_symlinks=follow_symlinks)
+
+        def stat(self) -> os.stat_result:
+            if self.name == unreadable:
+                raise OSError(5, "Input/output error")
+            return self._entry.stat()
+
+    @contextlib.contextmanager
+    def scan_disk(folder: str) -> Iterator[list[Entry]]:
+        with scan(folder) as entries:
+            yield [Entry(entry) for entry in entries]
+
+    monkeypatch.setattr(os, "scandir", scan_disk)
+    for file in sorted(path.iterdir()):
+        unreadable = file.name
+        assert read_checkpoint(str(path)).verdict == UNVERIFIED, file.name
+    unreadable = ""
+    assert read_checkpoint(str(path)).is_complete
+
+
+def test_link_to_itself_is_no_file(tmp_path: Path) -> None:
+    """A link that leads nowhere hides none of the files beside it."""
+    path = write_accelerate(tmp_path / "checkpoint_3")
+    (path / "a").symlink_to("a")
+    assert read_checkpoint(str(path)).is_complete
+
+
+@pytest.mark.parametrize(
+    ("data", "verdict"),
+    [(b'{"version": 2}', UNVERIFIED), (b"\0" * 64, TORN), (b"\x80\x04" + b"\0" * 64, TORN), (b"\x80\x04", TORN)],
+)
+def test_metadata_in_another_format_is_not_torn(
+    data: bytes, verdict: str, torch_checkpoints: Path, tmp_path: Path
+) -> None:
+    """Only bytes that were not written show that `.metadata` is incomplete, not a format that is unknown."""
+    path = copy_checkpoint(torch_checkpoints / "step-120", tmp_path)
+    (path / ".metadata").write_bytes(data)
+    assert read_checkpoint(str(path)).verdict == verdict
+
+
+def test_dcp_folder_with_metadata_of_each_rank_is_not_torn(torch_checkpoints: Path, tmp_path: Path) -> None:
+    """Without collectives each rank saves `__RANK.metadata`, and nothing names the number of ranks."""
+    path = copy_checkpoint(torch_checkpoints / "step-120", tmp_path)
+    (path / ".metadata").rename(path / "__0.metadata")
+    state = read_checkpoint(str(path))
+    assert (state.verdict, "each rank has saved its own metadata" in str(state.problem)) == (UNVERIFIED, True)
 
 
 @pytest.mark.parametrize(

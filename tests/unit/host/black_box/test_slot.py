@@ -90,6 +90,15 @@ def test_slot_of_a_dead_rank_is_taken(tmp_path: Path) -> None:
     assert read_slots(str(tmp_path)) == {0: {"pid": os.getpid()}}
 
 
+def test_slot_that_was_never_written_is_taken(tmp_path: Path) -> None:
+    """A file that was allocated by a rank which died before it wrote has no owner."""
+    claim(tmp_path)
+    (path,) = tmp_path.iterdir()
+    path.write_bytes(bytes(SLOT_BYTES))
+    claim(tmp_path).write({"pid": os.getpid()})
+    assert read_slots(str(tmp_path)) == {0: {"pid": os.getpid()}}
+
+
 def test_slot_keeps_no_descriptor(tmp_path: Path) -> None:
     """No descriptor stays open after a write, so that the program's next file cannot get the number of the slot's."""
     open_before = sorted(os.listdir("/proc/self/fd"))
