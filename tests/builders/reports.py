@@ -2,7 +2,7 @@
 
 from torchyard.model.run import Attempt, Collected, Failure, LogFile, Metrics, Outcome, Report, Row, Status, Step
 
-ROWS = [{"epoch": at, "epochs": 3, "accuracy": 0.5 + at / 10, "world_size": 2} for at in (1, 2, 3)]
+ROWS = [{"epoch": epoch, "epochs": 3, "accuracy": 0.5 + epoch / 10, "world_size": 2} for epoch in (1, 2, 3)]
 
 
 def short_report(end: str = "succeeded", rows: int = 3) -> Report:
