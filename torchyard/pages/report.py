@@ -16,12 +16,15 @@ from torchyard.diagnosis.checkpoints import select_resume_checkpoint
 from torchyard.diagnosis.nccl.fabric import list_node_rows
 from torchyard.diagnosis.pod_facts import describe_exit
 from torchyard.metrics.registry import ROW_KEYS, format_number
-from torchyard.model.run import Attempt, LogFile, Metrics, Report, Row
+from torchyard.model.causes.launcher import LauncherCause
+from torchyard.model.causes.program import ProgramCause
+from torchyard.model.run import Attempt, Failure, LogFile, Metrics, Report, Row
 from torchyard.pages.hang import build_hang_blocks
 from torchyard.pages.plot import draw_plot
 
 _TOTAL_KEYS = frozenset(f"{key}s" for key in ROW_KEYS)
 # The limits of a report.
+_UNEXPLAINED_CAUSES = frozenset({ProgramCause.UNKNOWN, ProgramCause.KILLED, LauncherCause.SILENCE})
 _MAX_TABLE_ROWS = 30  # of a long run, the first and last ones
 _MAX_COLUMNS = 12
 _MAX_VALUES = 30
@@ -230,11 +233,19 @@ def _list_cause_entries(report: Report) -> list[_Entry]:
     failure = report.collected.failure if report.collected and report.end == "failed" else None
     if failure is None:
         return []
-    advice = "worth another attempt" if failure.retry else "another attempt would not help"
-    entries = [_Entry("cause", f"{failure.cause}, {advice}")]
+    entries = [_Entry("cause", f"{failure.cause}, {_describe_retry(failure)}")]
     if failure.line:
         entries.append(_Entry("proof", single_line(failure.line.strip(), _MAX_DETAIL_CHARS)))
     return entries
+
+
+def _describe_retry(failure: Failure) -> str:
+    """Whether another attempt may succeed, as far as the cause shows it."""
+    if failure.retry:
+        return "worth another attempt"
+    if failure.cause in _UNEXPLAINED_CAUSES:
+        return "which does not show whether another attempt would help"
+    return "another attempt would not help"
 
 
 def _describe_attempt(attempt: Attempt) -> str:

@@ -183,6 +183,10 @@ def test_cause_and_proof_of_a_failure_are_shown(form: Form) -> None:
     assert re.search(r"cause\W+oom.?-gpu, another attempt would not help", text)
     assert re.search(r"proof\W+rank0\W+OutOfMemoryError", text)
     assert "another attempt" not in form(short_report("cancelled"))
+    unknown = Failure.model_validate(failure_fields | {"cause": "unknown"})
+    collected = only.collected.model_copy(update={"failure": unknown})
+    text = form(failed.model_copy(update={"attempts": (only.model_copy(update={"collected": collected}),)}))
+    assert re.search(r"unknown, which does not show whether another attempt would help", text)
 
 
 @pytest.mark.parametrize("form", FORMS)
