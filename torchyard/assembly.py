@@ -78,13 +78,18 @@ def sweep_run(
     on_end: Callable[[str, End, str], object] | None = None,
     *,
     only_expired: bool = False,
+    is_end_reported: bool = False,
 ) -> tuple[str, ...] | None:
     """Tear down everything of a run without a launcher, and report its end to the run's receivers and to `on_end`.
+
+    is_end_reported: another machine has ended the run, and has reported that: nothing is sent.
 
     Returns the leftovers; None if a living process owns the run, or its lease has not ended (see run/sweep.py).
     """
 
     def report_end(run_id: str, report: Report) -> None:
+        if is_end_reported:
+            return
         if on_end:
             on_end(run_id, report.end, report.sentence)
         _send_swept_end(folder, run_id, report)

@@ -25,6 +25,7 @@ TorchyardError
     MissingPackageError  a feature needs a package that is not installed
     TrainingError      a training that a flow started did not succeed; holds its result
     ResultError        this process cannot read the result of a run
+    PrefectError       Prefect cannot be queried
     EndpointError      metrics cannot be served
 
 Prefect passes errors between processes, so they can be pickled: the fields go to `super().__init__`, and `__str__`
@@ -321,6 +322,10 @@ class TrainingError(TorchyardError):
 
 class ResultError(TorchyardError):
     """This process cannot read the result of a run."""
+
+
+class PrefectError(TorchyardError):
+    """Prefect cannot be queried, so that something about a flow run is unknown."""
 
 
 class EndpointError(TorchyardError):

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from torchyard.backends import owner_of
 from torchyard.common import secrets
 from torchyard.common.log import get_log
-from torchyard.model.errors import FolderError, RunInUseError, TorchyardError
+from torchyard.model.errors import ArchiveError, FolderError, RunInUseError, TorchyardError
 from torchyard.model.plan import Plan
 from torchyard.model.run import Attempt, End, Outcome, Report, RunEnd
 from torchyard.run import history
@@ -53,8 +53,9 @@ def end_lost_run(
 
     None if a living process owns the run, or if `only_expired` and its lease (the time limit in its folder) has not
     ended: a process may have resumed the run since it was listed. Empty if everything was removed, or if the run had
-    ended already. What cannot be read or removed is a leftover; if that is the folder itself, `on_end` is not called.
-    A run that was ending when its launcher died gets the end that the launcher had recorded.
+    ended already. What cannot be read or removed is a leftover; if that is the folder itself, or with `only_expired`
+    the archive, nothing is removed and `on_end` is not called. A run that was ending when its launcher died gets the
+    end that the launcher had recorded.
     """
     try:
         with folder.owned(), open_archive(folder.path, lambda: None, is_resumed=True) as archive:
@@ -64,6 +65,8 @@ def end_lost_run(
                 return ()
             if archive.fetch(_ARCHIVE_TIMEOUT_S):  # else the archive may have newer files, which stay as they are
                 archive.start()
+            elif only_expired:
+                raise ArchiveError(folder.name, "it does not answer, and may show that the run has ended elsewhere")
             if not is_run_open(folder):
                 return ()
             record = folder.read_record()
@@ -115,19 +118,19 @@ def _stop_job(folder: RunFolder, number: int, attempt_plan: AttemptPlan, reason:
         return stop_job(folder, number, attempt_plan, reason)
     except RunInUseError:
         raise
-    except TorchyardError as error:
+    except Exception as error:
         get_log().warning("the last lines of %s may be missing: %s", attempt_plan.plan.job, error)
     return build_stopped_outcome(folder, number, reason, folder.read_record().find_stop(number), {})
 
 
 def _read_attempt(folder: RunFolder, number: int, plan: Plan, outcome: Outcome) -> Attempt | None:
-    """Read the logs of an attempt, and save its checkpoints for the next run; None if they cannot be read."""
+    """Read the logs of an attempt, and save its checkpoints for the next run; None if that fails, which is logged."""
     secrets.remember_secrets(plan)
     try:
         attempt = secrets.mask_model(Attempt(number=number, outcome=outcome, collected=collect(plan, outcome)))
         folder.save_checkpoints(number, attempt.collected.checkpoints)
         folder.save_ended(attempt)
-    except TorchyardError as error:
+    except Exception as error:  # such as a disk that fails: the end of the run must be recorded in any case
         get_log().warning("the logs of %s cannot be read: %s", plan.job, error)
         return None
     return attempt

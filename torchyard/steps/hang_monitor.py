@@ -41,6 +41,7 @@ class HangMonitor:
         self._emit = emit
         self._clock = clock
         self._standing_since = 0.0  # when the present verdict was first reached
+        self._has_judged = False  # this process has found that no rank hangs, by the records of all
         self._published = HangUpdate()
         self._folder = Path(next(iter(plan.nodes.values()))).parents[1]  # of the attempt: ATTEMPT/NODE/log
         self._last_straggler_warning: tuple[int, float] = (-1, 0.0)
@@ -60,6 +61,9 @@ class HangMonitor:
         if not _is_same(previous, self.hang):
             self._standing_since = self._clock()
             self._report_change(previous, box)
+        elif self.hang is None and not self._has_judged and len(box.latest) >= box.world:
+            self._has_judged = True
+            remove_hang(self._folder)  # of an earlier launcher: the ranks have continued since
         limit_s = _PAUSE_FACTOR * max(record.typical_pause_s for record in box.latest.values())
         stands_for_s = self._clock() - self._standing_since
         is_certain = self.hang is not None and stands_for_s >= max(_CERTAIN_AFTER_S, limit_s)

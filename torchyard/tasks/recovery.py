@@ -47,6 +47,7 @@ from .flow_run.states import (
     has_user_request,
     is_reported_missing,
     open_bounded_client,
+    parse_flow_run_id,
     report_end,
     report_state,
     resume_flow_run,
@@ -177,10 +178,11 @@ def _recover_run(client: SyncPrefectClient, candidate: _Candidate, *, check_leas
     """
     run_id = candidate.flow_run_id
     folder = candidate.folder
-    try:
-        run = client.read_flow_run(UUID(run_id))
-    except ValueError:  # not the id of a flow run
+    flow_run_id = parse_flow_run_id(run_id)
+    if flow_run_id is None:
         return None
+    try:
+        run = client.read_flow_run(flow_run_id)
     except ObjectNotFound as error:
         if is_reported_missing(error):  # a folder may be of a run on another server
             return None

@@ -30,6 +30,7 @@ from .flow_run.states import (
     build_final_state,
     delete_runs_with_same_end,
     read_liveness,
+    read_reported_end,
     report_end,
     report_state,
     reschedule_run,
@@ -184,11 +185,23 @@ def find_local_runs(requested_runs: frozenset[str] | None, faults: list[str]) ->
                 reason = "no launcher owns it"
                 if has_lease_ended:
                     reason += ", and its lease has ended"
-                only_expired = requested_runs is None
-                remove = partial(sweep_run, folder, "sweep", reason, report_end, only_expired=only_expired)
+                remove = partial(_sweep_folder, folder, reason, only_expired=requested_runs is None)
                 yield AbandonedRun(folder.name, "here", reason, remove)
         except TorchyardError as error:
             faults.append(str(error))
+
+
+def _sweep_folder(folder: RunFolder, reason: str, *, only_expired: bool) -> tuple[str, ...] | None:
+    """Sweep a run of this machine. If another one has ended it meanwhile, that end is kept, and nothing is reported.
+
+    Raises PrefectError if Prefect, which knows the end, cannot be queried.
+    """
+    reported_end = read_reported_end(folder.read_record().flow_run_id)
+    if reported_end:
+        folder.record_event("ending", end=reported_end.end, sentence=reported_end.sentence)
+    return sweep_run(
+        folder, "sweep", reason, report_end, only_expired=only_expired, is_end_reported=reported_end is not None
+    )
 
 
 def _list_folders(faults: list[str]) -> list[RunFolder]:
@@ -291,6 +304,9 @@ def remove_run(run: AbandonedRun, *, dry_run: bool) -> Sequence[str] | None:
         leftovers = run.remove()
     except TorchyardError as error:
         return [str(error)]
+    except Exception as error:  # the other runs are swept in any case
+        get_log().exception("cannot remove %s, %s", run.run, run.location)
+        return [f"{run.run}, {run.location}: {error}"]
     if leftovers is not None:
         get_log().warning("%s, %s: %s; removed", run.run, run.location, run.reason)
     return leftovers

@@ -140,6 +140,33 @@ def test_run_that_has_ended_elsewhere_is_not_swept(folder: RunFolder, saved_plan
     assert folder.read_record().find_last("end")["end"] == "succeeded"
 
 
+def test_expired_run_whose_archive_does_not_answer_is_kept(
+    folder: RunFolder, saved_plan: CommandPlan, tmp_path: Path
+) -> None:
+    """The archive may show that the run has ended elsewhere: the next sweep asks again, and nothing is reported."""
+    os.environ["TORCHYARD_ARCHIVE"] = str(tmp_path / "not-mounted")
+    folder.renew(-1.0)
+    leftovers, ends = sweep(folder, only_expired=True)
+    assert (ends, is_run_open(folder)) == ([], True)
+    assert leftovers
+    assert "may show that the run has ended elsewhere" in leftovers[0]
+    assert sweep(folder)[1] == [("an-id", "swept", REASON)]
+
+
+@pytest.mark.parametrize("error", [OSError(5, "Input/output error"), FolderError("/runs", "it is gone")])
+def test_run_whose_logs_cannot_be_read_has_an_end(
+    folder: RunFolder, saved_plan: CommandPlan, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """A disk that fails costs the logs of a swept run, and not its end."""
+
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("torchyard.run.sweep.collect", fail)
+    monkeypatch.setattr("torchyard.run.sweep.stop_job", fail)
+    assert sweep(folder) == ((), [("an-id", "swept", REASON)])
+
+
 def test_end_of_a_swept_run_is_archived(folder: RunFolder, saved_plan: CommandPlan, tmp_path: Path) -> None:
     """The end of a swept run is copied to the archive."""
     store = create_archive(tmp_path / "archive")

@@ -164,6 +164,18 @@ def test_verdict_on_disk_is_removed_when_the_ranks_continue(scripted_job: Script
     assert read_hang(scripted_job.folder / "attempt-1") is None
 
 
+def test_verdict_of_an_earlier_launcher_is_removed_when_no_rank_hangs(scripted_job: ScriptedJob) -> None:
+    """A launcher that attaches finds the verdict of the lost one, which stands until all ranks are known to work."""
+    scripted_job.check(stalled_records(5.0), at_s=5.0)
+    folder = scripted_job.folder / "attempt-1"
+    successor = ScriptedJob(scripted_job.folder, "report")
+    some_records = dict(list(resumed_records().items())[:2])
+    successor.check(some_records, at_s=60.0)
+    assert read_hang(folder)
+    successor.check(resumed_records(), at_s=61.0)
+    assert read_hang(folder) is None
+
+
 def test_job_that_succeeded_did_not_hang(scripted_job: ScriptedJob) -> None:
     """A hang of a job that succeeded is not in its outcome."""
     scripted_job.check(stalled_records(5.0))

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from prefect.client.schemas.objects import State
 
+from tests.conftest import RUN_ID
 from tests.doubles.fake_api import FakeApi
 from tests.doubles.fake_objects import ObjectKey
 from tests.doubles.fake_prefect import FakePrefect
@@ -215,6 +216,42 @@ def test_each_machine_sweeps_its_own_folders(folder: CreateFolder, fake_prefect:
         current_folder.read_record().find_last("end").get("end"),
     ) == ("swept", None)
     assert not [path for path, _ in fake_prefect.posted if path == "/api/flow_runs/"]
+
+
+def test_run_that_another_machine_has_ended_keeps_that_end(
+    folder: CreateFolder, fake_prefect: FakePrefect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine that is back has an old journal: the end is that of Prefect, and is not reported again."""
+    fake_prefect.state = "COMPLETED"
+    expired_folder = folder("old-00000001", -1)
+    expired_folder.record_event("start", run=RUN_ID, flow_run=RUN_ID)
+    reported: list[str] = []
+    monkeypatch.setattr(sweep, "report_end", lambda *_: reported.append("to Prefect"))
+    monkeypatch.setattr("torchyard.assembly._send_swept_end", lambda *_: reported.append("to receivers"))
+    assert sweep_machine().message == "swept 1 run"
+    assert (expired_folder.read_record().find_last("end")["end"], reported) == ("succeeded", [])
+
+
+def test_run_is_kept_while_prefect_does_not_answer(folder: CreateFolder, fake_prefect: FakePrefect) -> None:
+    """Whether another machine has ended the run is then unknown, and the other runs are swept."""
+    fake_prefect.responses[f"/flow_runs/{RUN_ID}"] = "log in first"
+    kept_folder = folder("kept-00000001", -1)
+    kept_folder.record_event("start", run=RUN_ID, flow_run=RUN_ID)
+    other_folder = folder("old-00000002", -1)
+    state = sweep_machine()
+    assert "cannot find out from Prefect whether a run has ended elsewhere" in str(state.message)
+    ends = [candidate.read_record().find_last("end").get("end") for candidate in (kept_folder, other_folder)]
+    assert ends == [None, "swept"]
+
+
+def test_fault_of_one_removal_does_not_end_the_sweep() -> None:
+    """An error that no one expects is that run's fault, and is logged."""
+
+    def fail() -> list[str]:
+        raise OSError(5, "Input/output error")
+
+    leftovers = remove_run(AbandonedRun("bad-00000007", "here", "", fail), dry_run=False)
+    assert leftovers == ["bad-00000007, here: [Errno 5] Input/output error"]
 
 
 def test_receiver_that_hangs_delays_no_recovery(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
 from httpx import HTTPStatusError, Response, TransportError
@@ -39,7 +39,8 @@ from tenacity import (
 from torchyard.common.json_text import parse_json
 from torchyard.common.log import get_log
 from torchyard.common.pool import read_pool
-from torchyard.model.run import RunResult
+from torchyard.model.errors import PrefectError
+from torchyard.model.run import End, RunResult
 from torchyard.run.resume import (
     CRASHED,
     LEFT_MESSAGE,
@@ -51,6 +52,11 @@ from torchyard.run.resume import (
 
 CALL_TIMEOUT_S = 5.0  # for one request to Prefect
 Result = TypeVar("Result")
+_ENDS_BY_TYPE: dict[StateType, End] = {
+    StateType.COMPLETED: "succeeded",
+    StateType.FAILED: "failed",
+    StateType.CANCELLED: "cancelled",
+}
 _TRANSIENT_STATUSES = (401, 403, 408, 429)  # below 500, but may change a moment later
 _UNKNOWN_PATH = "Not Found"  # the detail of FastAPI's 404
 _DATE_RESOLUTION_S = 2.0  # of a response's date, and the time that the response takes
@@ -181,18 +187,55 @@ def read_liveness(run_id: str) -> str | None:
 
     None if the run has ended, is scheduled, or does not exist on this server: a 404 of a proxy does not prove that.
     """
+    flow_run_id = parse_flow_run_id(run_id)
+    if flow_run_id is None:
+        return None
     try:
         with open_bounded_client() as client:
-            state = client.read_flow_run(UUID(run_id)).state
-    except ValueError:  # not the id of a flow run
-        return None
-    except Exception as error:
+            state = client.read_flow_run(flow_run_id).state
+    except Exception as error:  # also the ValueError of a login page in place of a response
         if is_reported_missing(error):
             return None
         return f"cannot query Prefect: {error}"
     if state is None or state.is_final() or state.is_scheduled():
         return None
     return state.name or "alive"
+
+
+class ReportedEnd(NamedTuple):
+    """How a flow run has ended, as Prefect reports it: the end, and its sentence."""
+
+    end: End
+    sentence: str
+
+
+def read_reported_end(flow_run_id: str) -> ReportedEnd | None:
+    """How a flow run has ended; None if it has not, was lost, or is unknown to Prefect.
+
+    Raises PrefectError if Prefect cannot be queried.
+    """
+    parsed_id = parse_flow_run_id(flow_run_id)
+    if parsed_id is None:
+        return None
+    try:
+        with open_bounded_client() as client:
+            state = client.read_flow_run(parsed_id).state
+    except Exception as error:
+        if is_reported_missing(error):
+            return None
+        raise PrefectError(f"cannot find out from Prefect whether a run has ended elsewhere: {error}") from error
+    if state is None or not state.is_final() or state.name == CRASHED:
+        return None
+    end = _ENDS_BY_TYPE.get(state.type, "swept")
+    return ReportedEnd(end, f"it ended elsewhere: {state.message or state.name}")
+
+
+def parse_flow_run_id(run_id: str) -> UUID | None:
+    """The id of a flow run; None for that of a run without Prefect."""
+    try:
+        return UUID(run_id)
+    except ValueError:
+        return None
 
 
 def is_cancelled(state: State[Any] | None) -> bool:

@@ -17,12 +17,14 @@ from prefect.exceptions import ObjectNotFound
 
 from tests.conftest import RUN_ID
 from tests.doubles.fake_prefect import STATE, FakePrefect
+from torchyard.model.errors import PrefectError
 from torchyard.tasks.flow_run.states import (
     build_final_state,
     delete_runs_with_same_end,
     get_flow_run_pool,
     open_bounded_client,
     read_liveness,
+    read_reported_end,
     read_reported_states,
     report_state,
 )
@@ -75,6 +77,39 @@ def test_only_prefect_proves_that_a_run_does_not_exist(
     refusal = ObjectNotFound(http_exc=HTTPStatusError("404", request=response.request, response=response))
     monkeypatch.setattr(SyncPrefectClient, "read_flow_run", Mock(side_effect=refusal))
     assert (read_liveness(RUN_ID) is None) == is_proof
+
+
+@pytest.mark.parametrize("body", ["log in first", {"id": RUN_ID}], ids=["a login page", "another document"])
+def test_response_that_is_not_prefects_leaves_a_run_that_may_be_alive(fake_prefect: FakePrefect, body: Any) -> None:
+    """What a proxy returns with 200 in place of a flow run proves nothing, although its parser raises a ValueError."""
+    fake_prefect.responses[f"/flow_runs/{RUN_ID}"] = body
+    assert "cannot query Prefect" in str(read_liveness(RUN_ID))
+    with pytest.raises(PrefectError, match="cannot find out from Prefect whether a run has ended elsewhere"):
+        read_reported_end(RUN_ID)
+
+
+def test_run_without_prefect_is_not_alive_there(fake_prefect: FakePrefect) -> None:
+    """The id of a run without Prefect is not one of a flow run."""
+    assert (read_liveness("local-1"), read_reported_end("local-1"), fake_prefect.request_count) == (None, None, 0)
+
+
+@pytest.mark.parametrize(
+    ("state", "end"),
+    [
+        ("COMPLETED", "succeeded"),
+        ("FAILED", "failed"),
+        ("CANCELLED", "cancelled"),
+        ("RUNNING", None),
+        ("CRASHED", None),
+    ],
+)
+def test_end_is_what_prefect_reports_of_a_run_that_was_not_lost(
+    fake_prefect: FakePrefect, state: str, end: str | None
+) -> None:
+    """A final state is an end, except that of a run that was lost and is resumed."""
+    fake_prefect.state = state
+    reported_end = read_reported_end(RUN_ID)
+    assert (reported_end.end if reported_end else None) == end
 
 
 @pytest.mark.parametrize("ahead_s", [0.0, 7200.0, -7200.0])
