@@ -100,9 +100,13 @@ def _count_verdicts(records: Iterable[Record]) -> Metric:
 def _build_bandwidth_family(records: Iterable[Record]) -> Metric:
     help_text = "Bus bandwidth of the largest message, in the last run that measured it."
     family = _create_family("torchyard_busbw_bytes_per_second", help_text, ("profile", "hardware", "fabric", "nodes"))
-    busbw_by_key = {record.key: record.numbers[_BUSBW] for record in records if _BUSBW in record.numbers}
-    for key, busbw in busbw_by_key.items():
-        family.add_metric((key.profile, key.hardware, key.fabric, key.nodes), busbw * _BYTES_PER_GB)
+    busbw_by_labels: dict[tuple[str, ...], float] = {}
+    for record in records:  # the oldest first; runs of several images have the same labels
+        key = record.key
+        if _BUSBW in record.numbers:
+            busbw_by_labels[key.profile, key.hardware, key.fabric, key.nodes] = record.numbers[_BUSBW]
+    for labels, busbw in busbw_by_labels.items():
+        family.add_metric(labels, busbw * _BYTES_PER_GB)
     return family
 
 

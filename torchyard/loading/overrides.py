@@ -5,6 +5,7 @@ from typing import Any
 
 import yaml
 
+from torchyard.loading.yaml_document import read_value
 from torchyard.model.errors import ProfileError
 from torchyard.model.finding import Finding
 
@@ -17,7 +18,7 @@ def read_overrides(pairs: Iterable[str]) -> dict[str, Any]:
     for pair in pairs:
         key, equals, value = pair.partition("=")
         try:
-            overrides[key] = yaml.safe_load(value)
+            overrides[key] = read_value(value)
         except yaml.YAMLError as error:
             message = f"{pair!r}: the value is not YAML: {getattr(error, 'problem', error)}"
             raise ProfileError("--set", (Finding("", message),)) from error

@@ -33,6 +33,7 @@ _SYNTAX_REMEDIES = {
 _OPEN_QUOTE_PROBLEM = "unexpected end of stream"
 _INT_TAG = "tag:yaml.org,2002:int"
 _FLOAT_TAG = "tag:yaml.org,2002:float"
+_REPLACED_TAGS = (_INT_TAG, _FLOAT_TAG, "tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:value")
 _UNKNOWN_TAG_PATTERN = re.compile(r"could not determine a constructor for the tag '(?:tag:yaml\.org,2002:)?([^']*)'")
 _SCALAR_KINDS = ("bool", "float", "int", "timestamp")
 # PyYAML's constructors raise these for a value that does not fit its tag.
@@ -40,10 +41,10 @@ _CONSTRUCTOR_ERRORS = (ValueError, LookupError, AttributeError, ArithmeticError)
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """Safe YAML in which a date is text, as for kubectl and helm: no model has a date."""
+    """Safe YAML in which a date, a time such as 12:30 (a number of base 60) and `=` are text, as for kubectl."""
 
     yaml_implicit_resolvers: ClassVar = {
-        first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
+        first: [(tag, pattern) for tag, pattern in resolvers if tag not in _REPLACED_TAGS]
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
 
@@ -71,8 +72,14 @@ def _construct_number(loader: Any, node: yaml.ScalarNode) -> int | float:
     return number
 
 
-# YAML 1.2's octals, which kubectl reads as numbers too.
-_Loader.add_implicit_resolver(_INT_TAG, re.compile("0o[0-7]+$"), ["0"])
+# Those of PyYAML without numbers of base 60, and with YAML 1.2's octals, which kubectl reads as numbers too.
+_INT_PATTERN = r"[-+]?(?:0b[01_]+|0[0-7_]+|0|[1-9][0-9_]*|0x[0-9a-fA-F_]+)$|0o[0-7]+$"
+_FLOAT_PATTERN = (
+    r"(?:[-+]?[0-9][0-9_]*\.[0-9_]*(?:[eE][-+][0-9]+)?|\.[0-9][0-9_]*(?:[eE][-+][0-9]+)?"
+    r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
+)
+_Loader.add_implicit_resolver(_FLOAT_TAG, re.compile(_FLOAT_PATTERN), list("-+0123456789."))
+_Loader.add_implicit_resolver(_INT_TAG, re.compile(_INT_PATTERN), list("-+0123456789"))
 for tag in (_INT_TAG, _FLOAT_TAG):
     _Loader.add_constructor(tag, _construct_number)
 
@@ -139,6 +146,16 @@ def read_documents(path: Path, name: str, *, allow_repetitions: bool = False) ->
     if conflicts:
         raise ProfileError(name, tuple(conflicts))
     return documents
+
+
+def read_value(text: str) -> Any:
+    """The value that a text is in YAML, as a file would have it. YAMLError if it is none."""
+    data = text.encode()
+    if _is_possibly_deep(data):
+        _check_levels(data)
+    loader = _Loader(text)
+    root = loader.get_single_node()
+    return None if root is None else _construct_values(loader, root, list(_expand_nodes(root)))
 
 
 def _build_error(problem: str, node: Any) -> yaml.MarkedYAMLError:

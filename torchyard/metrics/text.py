@@ -9,7 +9,7 @@ from torchyard.common.log_lines import split_after_progress_bar
 from torchyard.model.run import Row, RowValue
 
 ROW_KEYS = ("epoch", "step", "trial", "size")
-NUMBER_PATTERN = r"[-+]?(?:[0-9]{1,20}(?:\.[0-9]{0,20})?(?:e[-+]?[0-9]{2,3})?|nan|inf)"
+NUMBER_PATTERN = r"[-+]?(?:[0-9]{1,20}(?:\.[0-9]{0,20})?(?:e[-+]?[0-9]{1,3})?|nan|inf)"
 _MAX_LINE_CHARS = 4000
 _ESCAPE_PATTERN = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 # Prefixes that launchers write: a time, `[0:0]:`, `[default0]:`, `[1,0]<stdout>:`, `(worker, rank=0)`, `0:`.

@@ -50,9 +50,14 @@ def _read_quantity(value: object) -> object:
     """A Kubernetes quantity as text: `64`, `500m`, `512Gi`."""
     is_number_or_text = isinstance(value, int | float | str) and not isinstance(value, bool)
     text = str(value) if is_number_or_text else ""
-    if not re.fullmatch(r"\d+(\.\d+)?([mkMGTPE]|[KMGTPE]i)?", text):
+    if not is_quantity(text):
         raise ValueError("an amount is a number with or without a unit of Kubernetes: 64, 500m, 512Gi")
     return text
+
+
+def is_quantity(text: str) -> bool:
+    """Whether a text is an amount of Kubernetes that is not negative: `64`, `1.5`, `129e6`, `500m`, `512Gi`."""
+    return bool(re.fullmatch(r"(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,2}|[numkMGTPE]|[KMGTPE]i)?", text))
 
 
 Quantity = Annotated[str, BeforeValidator(_read_quantity), WithJsonSchema({"type": ["string", "number"]})]

@@ -5,7 +5,15 @@ import re
 from base64 import b64decode
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, WithJsonSchema, model_validator
+from pydantic import (
+    BeforeValidator,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationInfo,
+    WithJsonSchema,
+    model_validator,
+)
 
 from torchyard.model.base import FrozenModel, Quantity, Text
 
@@ -38,9 +46,9 @@ def _read_resources(value: object) -> object:
 Resources = Annotated[dict[str, Quantity], BeforeValidator(_read_resources)]
 
 
-def _read_patches(value: object) -> object:
-    """A patch as a tuple of one; that of a fabric and that of a profile are joined."""
-    if isinstance(value, tuple):
+def _read_patches(value: object, info: ValidationInfo) -> object:
+    """A patch as a tuple of one; that of a fabric and that of a profile are joined, and stored as a list."""
+    if isinstance(value, tuple) or (isinstance(value, list) and info.mode == "json"):
         return value
     if not isinstance(value, dict):
         raise ValueError("must be a mapping, with a part of the Kubernetes object")
@@ -94,10 +102,10 @@ class KeyReference(ConfigReference):
 class Mount(FrozenModel):
     """The volume that is mounted at a path: exactly one of these kinds."""
 
-    claim: str | None = Field(None, description="a PersistentVolumeClaim")
-    config_map: str | None = Field(None, description="the name of a ConfigMap: each entry a file")
-    secret: str | None = Field(None, description="the name of a Secret: each entry a file")
-    host: str | None = Field(None, description="a folder of the node")
+    claim: str | None = Field(None, min_length=1, description="a PersistentVolumeClaim")
+    config_map: str | None = Field(None, min_length=1, description="the name of a ConfigMap: each entry a file")
+    secret: str | None = Field(None, min_length=1, description="the name of a Secret: each entry a file")
+    host: str | None = Field(None, min_length=1, description="a folder of the node")
     scratch: Quantity | None = Field(None, description="an empty folder of this size, deleted with the pod")
     ephemeral: Quantity | None = Field(None, description="a volume of this size, created and deleted with the pod")
     storage_class: str | None = Field(None, description="the class of the ephemeral volume; default: the cluster's")

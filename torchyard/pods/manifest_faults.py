@@ -19,6 +19,7 @@ from torchyard.lint.workload import (
     list_wrapped_objects,
     yaml_value,
 )
+from torchyard.model.base import is_quantity
 from torchyard.model.finding import Finding, warning_check
 from torchyard.pods.job_kind import JobKind, PodSet, describe_object, get_name
 from torchyard.pods.manifest_pods import LocatedPods, list_capacities, locate_pods
@@ -41,6 +42,7 @@ _REFERENCE_KEYS = (
     "storageClassName",
     "bucketName",
 )
+_VARIABLE_NAME = re.compile(r"\.env\[\d+\]\.name$")  # may have any shape: TRAINER__OPTIM__LR
 _TEXTS_KEYS = ("labels", "annotations", "matchLabels", "nodeSelector")  # mappings of texts, whose keys are the user's
 _PLACEHOLDER_PATTERN = re.compile(r"\$\{?\w+\}?|\{\{.*?\}\}|<[\w .-]+>|__\w+__")
 _RENDER_FIX = "fill it in first (envsubst, or helm template), and name the result"
@@ -214,7 +216,7 @@ def _find_count_faults(node: Any, key_path: str) -> Iterator[Finding]:
 
 
 def _find_amount_faults(node: Any, key_path: str) -> Iterator[Finding]:
-    """Amounts of resources that are empty or placeholders."""
+    """Amounts of resources that are empty, placeholders, or not amounts."""
     for path, key, value in _walk(node, key_path):
         if key not in ("limits", "requests") or not isinstance(value, dict):
             continue
@@ -226,12 +228,14 @@ def _find_amount_faults(node: Any, key_path: str) -> Iterator[Finding]:
                 placeholder = _find_placeholder(amount_path, amount)
                 if placeholder:
                     yield placeholder
+                elif not is_quantity(amount):
+                    yield Finding(amount_path, f"`{amount}` is not an amount of Kubernetes", "write 64, 500m or 512Gi")
 
 
 def _find_reference_placeholders(node: Any, key_path: str) -> Iterator[Finding]:
     """Names of other objects that are placeholders. A shell fills in those of commands, which have no such keys."""
     for path, key, value in _walk(node, key_path):
-        if key in _REFERENCE_KEYS and isinstance(value, str):
+        if key in _REFERENCE_KEYS and isinstance(value, str) and not _VARIABLE_NAME.search(path):
             placeholder = _find_placeholder(path, value)
             if placeholder:
                 yield placeholder

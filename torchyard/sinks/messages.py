@@ -3,10 +3,10 @@
 import os
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from torchyard.common.log import get_log
 from torchyard.common.outbox import Outbox, OutboxSettings, share_timeout
+from torchyard.common.project_root import runs_folder
 from torchyard.model.errors import FolderError
 from torchyard.model.event import AttemptStarted, BadLossRead, EndReached, RunEvent, StatusRead
 from torchyard.model.finding import Finding
@@ -27,7 +27,7 @@ from torchyard.notify.targets import check_addresses, describe_address, remember
 from torchyard.run.folder import RunFolder
 from torchyard.run.services import Sink
 from torchyard.sinks.late_messages import LATE_MESSAGES, KeyedMessage, list_sent, send_keyed_message
-from torchyard.trend.records import read_history
+from torchyard.trend.runs import read_profile_records
 
 _END_KEY = "end "  # begins the key of a message about the run's end
 # Retried while the run goes on, and once more at its end, which a receiver that refuses must not delay.
@@ -162,9 +162,7 @@ def _list_earlier_ends(report: Report) -> list[str]:
     if not report.history:
         return []
     try:
-        records = list(read_history(Path(report.history)).records)
+        records = read_profile_records(runs_folder(), report.profile)  # with any image: a fix may be in a new one
     except OSError:
         return []
-    if records and records[-1].run == report.run:
-        records.pop()
-    return [record.end for record in records]
+    return [record.end for record in reversed(records) if record.run != report.run]

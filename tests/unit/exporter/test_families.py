@@ -61,3 +61,11 @@ def test_bandwidth_is_in_bytes_and_the_network_is_counted() -> None:
     key = second.key
     assert samples["torchyard_busbw_bytes_per_second"] == [((key.profile, key.hardware, key.fabric, key.nodes), 180e9)]
     assert samples["torchyard_fabric_verdicts"] == [((key.profile, "as-promised"), 1)]
+
+
+def test_bandwidth_is_that_of_the_last_image() -> None:
+    """Runs of several images have one sample, because the image is not a label: that of the last run."""
+    first, second = build_records([200.0, 90.0])
+    second = second.model_copy(update={"key": second.key.model_copy(update={"image": "train:2"})})
+    samples = sampled(AllRuns((), ()), History((first, second)))
+    assert [value for _, value in samples["torchyard_busbw_bytes_per_second"]] == [90e9]

@@ -8,6 +8,7 @@ import pytest
 from tests.conftest import Write, load
 from tests.inputs.user_files import HEAD, list_findings
 from torchyard.loading.profile import load_profile
+from torchyard.loading.yaml_document import read_documents
 
 LAUGHS = "".join(f"  - &a{level} [{', '.join([f'*a{level - 1}'] * 9)}]\n" for level in range(1, 9))
 GARBAGE = {
@@ -54,6 +55,14 @@ def test_encodings_with_a_byte_order_mark_are_read(tmp_path: Path, encoding: str
 def test_date_is_read_as_text(tmp_path: Path) -> None:
     """A date is read as text, as kubectl and helm do."""
     assert list_findings(tmp_path, "profile", f"{HEAD}env: {{SINCE: 2001-02-03}}\n".encode()) == ()
+
+
+def test_time_of_day_is_text(tmp_path: Path) -> None:
+    """`12:30:45` and `=` in an adopted manifest are texts, as kubectl reads them, and not YAML 1.1's own kinds."""
+    path = tmp_path / "job.yaml"
+    path.write_text("args: [12:30:45, 22:22, =, 1:20.5, 0x1F, 1.5, 010]\n")
+    (document,) = read_documents(path, "sample")
+    assert document.content["args"] == ["12:30:45", "22:22", "=", "1:20.5", 31, 1.5, 8]
 
 
 @pytest.mark.parametrize("number", ["1.10", "010", "12:30:00", "1_000", "0x1F", "3.0", "-5", "1e3", ".5"])

@@ -35,6 +35,14 @@ def test_bars_of_tqdm_are_a_row_for_each_epoch() -> None:
     )
 
 
+def test_small_and_large_losses_of_tqdm_are_read() -> None:
+    """tqdm shortens an exponent to one digit: a row must not keep the loss of an earlier batch instead."""
+    bar = "Epoch 0: 100%|█| 8/8 [00:00<00:00, 141.53it/s, v_num=0, train_loss={}]"
+    rows = get_reader("lightning")([bar.format("0.000512"), bar.format("5.12e-5")]).rows
+    assert rows == ({"epoch": 0, "train_loss": 5.12e-05},)
+    assert get_reader("lightning")([bar.format("1.23e+4")]).rows == ({"epoch": 0, "train_loss": 12300.0},)
+
+
 def test_batch_is_read_while_the_epoch_runs() -> None:
     """A running job shows the batch, and no value of the line that follows the bar."""
     reader = LightningReader()

@@ -6,6 +6,7 @@ from tests.conftest import Planned, Write, load
 from torchyard.loading.profile import load_profile
 from torchyard.model.errors import ProfileError
 from torchyard.model.pod import Mount, Pod
+from torchyard.model.profile import Profile
 
 
 def test_mappings_of_two_pods_are_merged() -> None:
@@ -26,6 +27,24 @@ def test_empty_list_removes_that_of_the_fabric() -> None:
     """`capabilities: []` in a profile is a pod without capabilities."""
     assert Pod(capabilities=()).merge_over(Pod(capabilities=("IPC_LOCK",))).capabilities == ()
     assert Pod().merge_over(Pod(capabilities=("IPC_LOCK",))).capabilities == ("IPC_LOCK",)
+
+
+def test_patches_are_stored(write: Write) -> None:
+    """A process that resumes a run reads the patches of its profile as they were."""
+    patch = {"spec": {"hostAliases": [{"ip": "10.0.0.1", "hostnames": ["head"]}]}}
+    profile = load_profile(
+        str(write(launcher="job", image="a:1", program="x.py", pod={"patch": patch}, job={"patch": patch}))
+    )
+    assert Profile.model_validate_json(profile.model_dump_json(exclude_unset=True)) == profile
+    with pytest.raises(ProfileError, match="must be a mapping, with a part of the Kubernetes object"):
+        load_profile(str(write(launcher="job", image="a:1", program="x.py", pod={"patch": [patch]})))
+
+
+@pytest.mark.parametrize("kind", ["claim", "config_map", "secret", "host"])
+def test_mount_has_a_name(kind: str) -> None:
+    """An empty name is refused: the API server would mount an empty folder that is lost with the pod."""
+    with pytest.raises(ValueError, match="at least 1 character"):
+        Mount.model_validate({kind: ""})
 
 
 @pytest.mark.parametrize("keys", [{}, {"claim": "data", "host": "/data"}], ids=["none", "two"])

@@ -216,3 +216,23 @@ def test_long_full_name_of_a_pod_is_reported(launched: Launched) -> None:
     assert "a kubelet starts no pod with more than 64" in warning
     short_job = {"name": "w", "template": {"spec": {"template": {"spec": pod}}}}
     assert not list_host_name_warnings(launched(change_spec(jobset, replicatedJobs=[short_job]), manifest_name="keep"))
+
+
+def test_variable_may_have_any_name(launched: Launched) -> None:
+    """The name of a variable with double underscores, as pydantic and Airflow read it, is not a placeholder."""
+    variable = {"name": "TRAINER__OPTIM__LR", "value": "1"}
+    container = {"name": "main", "image": "a:1", "env": [variable]}
+    launched(
+        change_spec(JOB, tasks=[{"name": "lead", "replicas": 1, "template": {"spec": {"containers": [container]}}}])
+    )
+
+
+@pytest.mark.parametrize("amount", ["129e6", "100u", "1.5Gi", 0.5, ".5", "2."])
+def test_every_amount_of_kubernetes_is_taken(launched: Launched, amount: str | float) -> None:
+    """An amount may have an exponent, or a unit down to billionths; another text is refused at its key."""
+    container = {"name": "main", "image": "a:1", "resources": {"limits": {"memory": amount}}}
+    task = {"name": "lead", "replicas": 1, "template": {"spec": {"containers": [container]}}}
+    launched(change_spec(JOB, tasks=[task]))
+    container["resources"] = {"limits": {"memory": "lots"}}
+    with pytest.raises(ProfileError, match=r"limits.memory: `lots` is not an amount of Kubernetes; write 64, 500m"):
+        launched(change_spec(JOB, tasks=[task]))

@@ -1,7 +1,6 @@
 """MessageSink sends each message once, across processes of the run, and none of its errors ends the run."""
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,12 +11,13 @@ from tests.builders.reports import short_report
 from tests.conftest import Write, load
 from tests.processes.receiver import Receiver
 from tests.support.waiting import wait_until
+from torchyard.common.project_root import runs_folder
 from torchyard.model.event import AttemptStarted, BadLossRead, EndReached, StatusRead
 from torchyard.model.hang import HangUpdate
 from torchyard.model.run import BadLoss, Report, Status
 from torchyard.run.folder import RunFolder
 from torchyard.sinks.messages import MessageSink
-from torchyard.trend.records import store_record
+from torchyard.trend.records import history_path, store_record
 
 WAITING = Status(state="pending", reason="no node has 8 free GPUs")
 RUNNING = Status(state="running", reason="2 of 2 pods run")
@@ -99,14 +99,17 @@ def test_only_enabled_events_are_sent(write: Write, folder: RunFolder, receiver:
     assert receiver.titles == ["x: succeeded"]
 
 
+@pytest.mark.parametrize("image", ["train:1", "train:2"])
 def test_success_after_a_failed_night_is_a_recovery(
-    write: Write, folder: RunFolder, receiver: Receiver, tmp_path: Path
+    write: Write, folder: RunFolder, receiver: Receiver, image: str
 ) -> None:
-    """The message about a success names the failure before it, from the history, whose last line is this run."""
-    history = tmp_path / "history.jsonl"
+    """The message about a success names the failure before it, from the histories, also after a fix in a new image."""
     earlier, current = build_records([1.0, 2.0])
-    store_record(history, earlier.model_copy(update={"end": "failed"}))
-    store_record(history, current.model_copy(update={"run": "sample-a1b2c3d4"}))
+    key = earlier.key.model_copy(update={"profile": "x", "image": "train:1"})
+    store_record(history_path(runs_folder(), key), earlier.model_copy(update={"end": "failed", "key": key}))
+    key = key.model_copy(update={"image": image})
+    history = history_path(runs_folder(), key)
+    store_record(history, current.model_copy(update={"run": "sample-a1b2c3d4", "key": key}))
     end_run(create_sink(write, folder, receiver), create_report("succeeded", history=str(history)))
     assert receiver.titles == ["x: recovered"]
     assert "the run before it did not succeed" in receiver.received[0]["message"]
