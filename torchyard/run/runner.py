@@ -23,6 +23,7 @@ from torchyard.model.errors import (
     RendezvousError,
     RunInUseError,
     TorchyardError,
+    list_findings,
 )
 from torchyard.model.event import (
     AttemptStarted,
@@ -190,18 +191,8 @@ class Runner:
         return self.open_attempt
 
     def _check_new_plan(self, run: Run) -> Plan:
-        """The plan of a new attempt after its preflight, which avoids the failed machines if enough others are left."""
-        adjusted_profile = avoid_failed_machines(self.profile, self.attempts)
-        if adjusted_profile is not self.profile:
-            try:
-                return self._check_plan(adjusted_profile, run)
-            except (ProfileError, PreflightError) as error:
-                get_log().warning(
-                    "avoid_failed leaves too few machines, so the next attempt may use failed ones again: %s", error
-                )
-        if not self.attempts:
-            return self._check_plan(self.profile, run)
-        return self._await_preflight(run)
+        """The plan of a new attempt after its preflight, which a later attempt repeats until it passes."""
+        return self._await_preflight(run) if self.attempts else self._check_plan(self.profile, run)
 
     def _await_preflight(self, run: Run) -> Plan:
         """The plan of a later attempt, whose preflight is repeated until it passes, for as long as `deadlines.start`.
@@ -214,7 +205,7 @@ class Runner:
         last_message = ""
         while True:
             try:
-                return self._check_plan(self.profile, run)
+                return self._check_later_plan(run)
             except (PreflightError, ClusterError, HostError) as error:
                 if time.monotonic() >= deadline:
                     raise
@@ -224,6 +215,27 @@ class Runner:
                 get_log().warning(text, run.attempt, format_duration(wait_s), message)
                 last_message = message
             self._pause_until(min(time.monotonic() + _PREFLIGHT_INTERVAL_S, deadline))
+
+    def _check_later_plan(self, run: Run) -> Plan:
+        """The plan of a later attempt, which avoids the failed machines if enough others are left. Preflight's errors.
+
+        A check that could not be made, because a server or a host does not answer, does not show that they are too few.
+        """
+        adjusted_profile = avoid_failed_machines(self.profile, self.attempts)
+        if adjusted_profile is self.profile:
+            return self._check_plan(self.profile, run)
+        try:
+            return self._check_plan(adjusted_profile, run)
+        except ProfileError as error:  # the first attempt was planned: what fails is the avoidance
+            reason = str(error)
+        except PreflightError as error:
+            if not any(finding.lacks_room for finding in list_findings(error)):
+                raise
+            reason = str(error)
+        plan = self._check_plan(self.profile, run)
+        text = "avoid_failed leaves too few machines, so the next attempt may use failed ones again: %s"
+        get_log().warning(text, reason)
+        return plan
 
     def _check_plan(self, profile: Profile, run: Run) -> Plan:
         """The plan of a profile after its preflight. PreflightError if a check failed."""

@@ -41,7 +41,7 @@ from torchyard.model.errors import (
 from torchyard.model.event import EmitJobEvent, RowsRead
 from torchyard.model.finding import Finding
 from torchyard.model.plan import CommandPlan, Plan
-from torchyard.model.profile import Deadlines
+from torchyard.model.profile import Deadlines, Profile
 from torchyard.model.requirements import FreePort
 from torchyard.model.run import (
     Collected,
@@ -251,7 +251,7 @@ def test_budget_of_attempts_counts_from_the_start_that_was_requested(write: Writ
     assert numbers == [[1, 2], [3, 4]]
 
 
-NO_ROOM = PreflightError((Finding("room for 2 pods", "found room for 1"),))
+NO_ROOM = PreflightError((Finding("room for 2 pods", "found room for 1", lacks_room=True),))
 NO_ANSWER = ClusterError("https://10.0.0.1", "GET /api", "connection refused", 0)
 
 
@@ -291,6 +291,53 @@ def test_later_attempt_waits_until_its_preflight_passes(
     assert ([attempt.number for attempt in runner.attempts], count) == ([1, 2], 5)
     assert caplog.text.count("attempt 2 cannot start yet, and waits, at most 10 min 00 s (deadlines.start)") == 2
     assert caplog.text.count("found room for 1") == 1
+
+
+NO_SERVER = PreflightError((Finding("cluster c", "https://10.0.0.1 does not respond: connection refused"),))
+
+
+@pytest.mark.parametrize(
+    ("errors", "avoided_hosts", "is_too_few"),
+    [
+        ([NO_SERVER, None], [["bad"], ["bad"]], False),
+        ([NO_ANSWER, None], [["bad"], ["bad"]], False),
+        ([NO_ROOM, None], [["bad"], []], True),
+        ([NO_ROOM, NO_ROOM, None], [["bad"], [], ["bad"]], False),
+    ],
+)
+def test_failed_machines_are_used_again_only_if_the_others_are_too_few(
+    write: Write,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    errors: list[Exception | None],
+    avoided_hosts: list[list[str]],
+    is_too_few: bool,
+) -> None:
+    """The failed machine is used if room lacks without it; a preflight that could not check anything is repeated."""
+    monkeypatch.setattr(runner_module, "_PREFLIGHT_INTERVAL_S", 0.0)
+    profile = build_lone_profile(write)
+    avoiding = profile.model_copy(update={"options": {"avoid": ("bad",)}})
+    monkeypatch.setattr(runner_module, "avoid_failed_machines", lambda *_: avoiding)
+    results = iter(errors)
+    checked_hosts: list[list[str]] = []
+
+    def make_plan(checked: Profile, run: Run, *_: object) -> Plan:
+        checked_hosts.append(list(checked.options.get("avoid", ())))
+        return build_lone_plan(profile, Path(run.folder))
+
+    def check(plan: Plan, **_: object) -> tuple[Finding, ...]:
+        error = next(results)
+        if error:
+            raise error
+        return ()
+
+    monkeypatch.setattr(runner_module, "make_plan", make_plan)
+    runner = create_runner(profile, RUN_ID, LocalControl(), fail_with(None)._replace(preflight=check))
+    runner.folder.path.mkdir(parents=True)
+    runner.attempts = [attempt(1, "node-lost")]
+    runner.preflight(2)
+    assert checked_hosts == avoided_hosts
+    assert ("avoid_failed leaves too few machines" in caplog.text) == is_too_few
 
 
 @pytest.mark.parametrize(("errors", "start_s", "count"), [([NO_ROOM], 600, 1), ([None, NO_ROOM], 0, 2)])
