@@ -644,11 +644,13 @@ class Runner:
         self.leftovers += leftovers
         try:
             self.collect(attempt, outcome)
-            self.teardown(attempt, is_removed=not leftovers)
         except RunInUseError:
             raise
-        except TorchyardError as error:
-            self.leftovers.append(str(error))
+        except Exception as error:  # the end is decided: a log that cannot be read must not prevent it for ever
+            is_expected = isinstance(error, (TorchyardError, OSError))
+            reason = str(error) if is_expected else report_internal_error(error)
+            self.leftovers.append(f"the logs of {attempt.plan.job} cannot be read: {reason}")
+        self.teardown(attempt, is_removed=not leftovers)
 
     def _release(self) -> None:
         """Stop renewing the lease, and release the run if nothing is left; leftovers are for the sweep."""

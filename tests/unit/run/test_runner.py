@@ -221,7 +221,7 @@ def submit_nothing(plan: Plan, deadlines: Deadlines, submitted_at: float | None)
     return Handle(plan=plan, deadlines=deadlines, created=True, submitted_at=submitted_at or 1.0, age_s=0.0)
 
 
-def fail_with(error: Exception | None, cause: str = "node-lost") -> StepFunctions:
+def fail_with(error: BaseException | None, cause: str = "node-lost") -> StepFunctions:
     """Steps that start nothing: the wait raises this error, or each attempt fails from a cause that may pass."""
     failed = attempt(1, cause)
     collected = failed.collected.model_copy(update={"logs": (LogFile(node="node-0", path="/r/node-0/log", lines=1),)})
@@ -625,6 +625,16 @@ def test_lines_that_the_stop_has_lost_are_in_the_report(runner: Runner, monkeypa
     monkeypatch.setattr(MachinesJob, "stop_unwatched", lambda _: {name: "perhaps its end: no answer"})
     (attempt,) = runner.finish("stopped", "stopped by SIGTERM").attempts
     assert [(log.node, log.lost) for log in attempt.collected.logs] == [(name, "perhaps its end: no answer")]
+
+
+@pytest.mark.parametrize("error", [OSError(5, "Input/output error"), ValueError("a fault of ours")])
+def test_unreadable_log_does_not_prevent_the_end(write: Write, error: Exception) -> None:
+    """A run that is stopped ends although the logs of its job cannot be read, and its report states that."""
+    steps = fail_with(KeyboardInterrupt())._replace(collect=Mock(side_effect=error))
+    report = create_runner(build_lone_profile(write), RUN_ID, LocalControl(), steps).run().report
+    assert report
+    assert (report.end, [step.name for step in report.steps][-1]) == ("stopped", "teardown")
+    assert ["cannot be read" in leftover and str(error) in leftover for leftover in report.leftovers] == [True]
 
 
 def test_report_that_cannot_be_saved_is_still_shown(runner: Runner, caplog: pytest.LogCaptureFixture) -> None:
