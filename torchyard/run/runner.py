@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -47,6 +48,7 @@ from torchyard.model.run import (
     End,
     EndedRun,
     Handle,
+    LogFile,
     Outcome,
     Report,
     Run,
@@ -78,6 +80,8 @@ T = TypeVar("T")
 _LIVE_QUERY_INTERVAL_S = 10.0  # between two queries whether an attempt's processes have ended
 _PREFLIGHT_INTERVAL_S = 10.0  # between two preflights of an attempt that waits for its machines
 _CANCEL_POLL_INTERVAL_S = 0.5  # Prefect ends a run by an exception in this thread, which a longer sleep would delay
+
+_ABSENT_LOG_REASON = "it was read on another machine, which was lost before the log was archived"
 
 
 class OpenAttempt(NamedTuple):
@@ -309,13 +313,21 @@ class Runner:
         return outcome
 
     def collect(self, attempt: OpenAttempt, outcome: Outcome) -> Attempt:
-        """Read the logs of the ended job; return the attempt as the report shows it."""
+        """Read the logs of the ended job; return the attempt as the report shows it.
+
+        What an earlier process has recorded of them is returned as it is: it may have been the last one that had them.
+        """
+        recorded = self.attempts[-1] if self.attempts else None
+        if recorded and recorded.number == attempt.number and recorded.outcome == secrets.mask_model(outcome):
+            self.may_run = False
+            return recorded
 
         def collect_attempt() -> Attempt:
             collected = self._step_functions.collect(attempt.plan, outcome)
             return secrets.mask_model(Attempt(number=attempt.number, outcome=outcome, collected=collected))
 
         ended = self._run_step("collect", collect_attempt, describe_logs)
+        self.attempts = [earlier for earlier in self.attempts if earlier.number < attempt.number]
         self.attempts.append(ended)
         with contextlib.suppress(FolderError):  # the next process collects again
             self.folder.save_checkpoints(ended.number, ended.collected.checkpoints)
@@ -402,16 +414,19 @@ class Runner:
             owner_of(self.plan).check()
 
     def _load_attempts(self, first: int) -> int:
-        """Read what earlier processes have recorded; return the number of the attempt to continue or to start.
+        """Read what earlier processes have recorded, and reopen their last attempt; return its number.
 
-        `first`: the number of the first attempt of the budget.
+        `first`: the number of the first attempt of the budget, which is returned if it was not started.
         """
-        self._first_number = first
-        self.may_run = self.control.count > 1  # until the journal proves that there is no job
-        latest = max([first, *self.folder.attempts()])
         self.may_run = self.folder.read_record().has_possible_job
-        ended_attempts = [self.folder.ended(number) for number in range(first, latest)]
-        self.attempts = [attempt for attempt in ended_attempts if attempt]
+        latest = max([first, *self.folder.attempts()])
+        ended_attempts = [self.folder.ended(number) for number in range(first, latest + 1)]
+        self.attempts = [_mark_absent_logs(attempt) for attempt in ended_attempts if attempt]
+        attempt_plan = self.folder.attempt_plan(latest)
+        if attempt_plan:
+            self.open_attempt = OpenAttempt(latest, attempt_plan.plan, attempt_plan.deadlines)
+            self.plan = attempt_plan.plan
+            secrets.remember_secrets(attempt_plan.plan)
         return latest
 
     # --- the run, from its start to its end
@@ -502,11 +517,14 @@ class Runner:
         self.sinks.emit(RunStarted())
         with SignalHold() as signals, hold_folder_lease(self.folder, self.profile.deadlines.lease):
             self._load_history()
+            self._first_number = first
+            # Outside of `protect_run`: until the open attempt is known, its job could not be stopped.
+            number = first if entry_mode == "fresh" else self._load_attempts(first)
             try:
                 if entry_mode == "finish":
-                    end = self._reopen()
+                    end = self._read_ending()
                 else:
-                    end = protect_run(self, lambda: self.run_pipeline(self._load_attempts(first)), signals)
+                    end = protect_run(self, lambda: self.run_pipeline(number), signals)
                 signals.ignore_signals()
                 signals.call_at_interrupt(self._second_interrupt.set)
                 watchdog_process.send("ending")
@@ -527,14 +545,9 @@ class Runner:
         if loss:
             get_log().warning("%s", loss)
 
-    def _reopen(self) -> RunEnd:
-        """Reopen the attempt that an earlier process may have left open; return the end that it had recorded."""
-        numbers = self.folder.attempts()
-        attempt_plan = self.folder.attempt_plan(numbers[-1]) if numbers else None
-        if attempt_plan:
-            self.open_attempt = OpenAttempt(numbers[-1], attempt_plan.plan, attempt_plan.deadlines)
-            self.plan = attempt_plan.plan
-        ending = self.folder.read_record().find_last("ending")  # of an earlier process: this one has begun already
+    def _read_ending(self) -> RunEnd:
+        """The end that an earlier process was coming to when it was lost: this one has begun already."""
+        ending = self.folder.read_record().find_last("ending")
         return RunEnd(ending["end"], ending["sentence"])
 
     def _repeat_end(self) -> EndedRun:
@@ -641,6 +654,9 @@ class Runner:
                 attempt_plan = AttemptPlan(plan=attempt.plan, deadlines=attempt.deadlines)
                 outcome = stop_job(self.folder, attempt.number, attempt_plan, reason)
                 leftovers = self.remove(attempt.plan)  # on machines this stops the job
+            if not leftovers:  # else the job may still run
+                with contextlib.suppress(FolderError):  # the next process stops it again
+                    self.folder.save_outcome(attempt.number, outcome)
         self.leftovers += leftovers
         try:
             self.collect(attempt, outcome)
@@ -663,6 +679,27 @@ class Runner:
                 owner.release()
         except TorchyardError as error:
             self.leftovers.append(str(error))
+
+
+def _mark_absent_logs(attempt: Attempt) -> Attempt:
+    """The attempt, whose logs are incomplete if the machine that has read them was another one, and kept them."""
+    logs: list[LogFile] = []
+    for log in attempt.collected.logs:
+        is_lost = log.lines > 0 and not log.lost and _is_absent(log.path)
+        logs.append(log.model_copy(update={"lost": _ABSENT_LOG_REASON}) if is_lost else log)
+    collected = attempt.collected.model_copy(update={"logs": tuple(logs)})
+    return attempt.model_copy(update={"collected": collected})
+
+
+def _is_absent(path: str) -> bool:
+    """Whether a file does not exist; False if that cannot be found out."""
+    try:
+        os.stat(path)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def _build_end(attempt: Attempt) -> RunEnd:

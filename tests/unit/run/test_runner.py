@@ -44,6 +44,7 @@ from torchyard.model.plan import CommandPlan, Plan
 from torchyard.model.profile import Deadlines, Profile
 from torchyard.model.requirements import FreePort
 from torchyard.model.run import (
+    Attempt,
     Collected,
     End,
     Handle,
@@ -215,6 +216,22 @@ def test_cancel_without_a_signal_ends_the_wait(write: Write) -> None:
     runner = create_runner(build_lone_profile(write, "import time; time.sleep(60)"), RUN_ID, control, steps)
     ended = runner.run()
     assert (ended.end, ended.sentence, runner.leftovers) == ("cancelled", "cancelled through Prefect", [])
+
+
+def test_run_that_is_cancelled_while_its_next_process_starts_is_torn_down(write: Write) -> None:
+    """A cancel that arrives before the next process reaches the job ends the job too, not only the run."""
+    profile = build_lone_profile(write)
+    lost = create_runner(profile, RUN_ID, LocalControl())
+    lost.folder.path.mkdir(parents=True)
+    lost.folder.record_event("start", entry="fresh", first=1)
+    lost.submit(lost.preflight(1))
+    control = CancelledControl(2)
+    control.cancelled = True
+    runner = create_runner(profile, RUN_ID, control)
+    ended = runner.run()
+    assert (ended.end, [ended.number for ended in runner.attempts]) == ("cancelled", [1])
+    assert isinstance(runner.plan, CommandPlan)
+    assert find_labelled(runner.plan.label) == []
 
 
 def submit_nothing(plan: Plan, deadlines: Deadlines, submitted_at: float | None) -> Handle:
@@ -562,6 +579,62 @@ def test_journal_ends_with_how_the_process_ends(
     assert (last_event["event"], last_event.get("end")) == (event, end)
 
 
+def leave_ending_run(write: Write, end: End, outcome: Outcome | None) -> tuple[Runner, tuple[Attempt, ...]]:
+    """The next process of a run of two attempts that was lost while it ended; with these attempts, as it had read them.
+
+    `outcome`: of the last attempt, as it is recorded; None if it is not.
+    """
+    profile = build_lone_profile(write)
+    steps = fail_with(None)._replace(collect=Mock(side_effect=AssertionError("the logs are read again")))
+    runner = create_runner(profile, RUN_ID, LocalControl(2), steps)
+    runner.folder.path.mkdir(parents=True)
+    runner.folder.record_event("start", entry="fresh", first=1)
+    attempts = (attempt(1, "node-lost"), attempt(2, "").model_copy(update={"collected": measured(200.0)}))
+    for ended in attempts:
+        plan = build_lone_plan(profile, runner.folder.path)
+        runner.folder.save_attempt_plan(ended.number, AttemptPlan(plan=plan, deadlines=Deadlines()))
+        runner.folder.save_ended(ended)
+    if outcome:
+        runner.folder.save_outcome(2, outcome)
+    runner.folder.record_event("ending", end=end, sentence="done")
+    return runner, attempts
+
+
+def test_logs_that_an_earlier_process_has_read_are_not_read_again(write: Write) -> None:
+    """The process that ends a lost run reports all its attempts as they were read: their logs may be nowhere now."""
+    runner, attempts = leave_ending_run(write, "succeeded", attempt(2, "").outcome)
+    report = runner.run().report
+    assert report
+    assert (report.end, report.attempts, report.leftovers) == ("succeeded", attempts, ())
+    (record,) = read_history(Path(report.history)).records
+    assert record.numbers["busbw"] == 200.0
+
+
+def test_logs_are_read_if_the_job_has_ended_in_another_way(write: Write) -> None:
+    """What a sweep that was killed has read of a job is replaced by what is read of its recorded end."""
+    runner, _ = leave_ending_run(write, "failed", attempt(2, "node-lost").outcome)
+    steps = fail_with(None)
+    runner = create_runner(runner.profile, RUN_ID, LocalControl(2), steps)
+    report = runner.run().report
+    assert report
+    assert [ended.outcome.status.state for ended in report.attempts] == ["failed", "failed"]
+
+
+def test_log_that_only_a_lost_machine_had_is_incomplete(write: Write) -> None:
+    """The report states which logs another machine has read and kept; one that cannot be looked for is not one."""
+    runner, (_, ended) = leave_ending_run(write, "succeeded", attempt(2, "").outcome)
+    (runner.folder.path / "loop").symlink_to("loop")
+    (runner.folder.path / "here").write_text("")
+    names = ("absent", "here", "loop", "empty")
+    logs = [LogFile(node=name, path=str(runner.folder.path / name), lines=int(name != "empty")) for name in names]
+    collected = ended.collected.model_copy(update={"logs": tuple(logs)})
+    runner.folder.save_ended(ended.model_copy(update={"collected": collected}))
+    report = runner.run().report
+    assert report
+    assert report.collected
+    assert [log.node for log in report.collected.logs if log.lost] == ["absent"]
+
+
 # --- the end of a run
 
 
@@ -601,7 +674,7 @@ def submit_attempt(runner: Runner) -> CommandPlan:
 
 
 def test_open_attempt_is_stopped_before_it_is_read(runner: Runner) -> None:
-    """An attempt that the run's end interrupts is stopped, collected and torn down, with the cause `stopped`."""
+    """An attempt that the run's end interrupts is stopped, collected and torn down, and its outcome is recorded."""
     plan = submit_attempt(runner)
     report = runner.finish("cancelled", "cancelled through Prefect")
     (attempt,) = report.attempts
@@ -609,6 +682,7 @@ def test_open_attempt_is_stopped_before_it_is_read(runner: Runner) -> None:
     assert report.leftovers == ()
     assert find_labelled(plan.label) == []
     assert runner.open_attempt is None
+    assert runner.folder.outcome(1) == attempt.outcome
 
 
 def test_hang_of_a_run_that_a_user_stops_is_in_the_report(runner: Runner) -> None:
