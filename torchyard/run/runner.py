@@ -518,8 +518,12 @@ class Runner:
         with SignalHold() as signals, hold_folder_lease(self.folder, self.profile.deadlines.lease):
             self._load_history()
             self._first_number = first
-            # Outside of `protect_run`: until the open attempt is known, its job could not be stopped.
-            number = first if entry_mode == "fresh" else self._load_attempts(first)
+            number = first
+            if entry_mode == "fresh":
+                with contextlib.suppress(FolderError):  # the report of this start replaces it
+                    self.folder.remove_report()
+            else:  # outside of `protect_run`: until the open attempt is known, its job could not be stopped
+                number = self._load_attempts(first)
             try:
                 if entry_mode == "finish":
                     end = self._read_ending()
@@ -605,11 +609,16 @@ class Runner:
             steps=self.steps,
             attempts=self.attempts,
         )
-        additions = {"trend": trend, "history": history_file, "archive": self.archive.describe()}
-        report = secrets.mask_model(report.model_copy(update=additions))
-        self.folder.record_event("end", end=end, by="flow", sentence=report.sentence)
         self._release()
-        report = report.model_copy(update={"leftovers": self._list_leftovers()})
+        additions = {
+            "trend": trend,
+            "history": history_file,
+            "archive": self.archive.describe(),
+            "leftovers": self._list_leftovers(),
+        }
+        report = secrets.mask_model(report.model_copy(update=additions))
+        self._save_report(report)  # before the end is recorded: after it no process does what this one has not done
+        self.folder.record_event("end", end=end, by="flow", sentence=report.sentence)
         report = report.model_copy(update={"unsent": self.sinks.end(report)})
         self._publish(report)
         missing = self.archive.settle()
@@ -623,12 +632,16 @@ class Runner:
         return tuple(dict.fromkeys(map(secrets.mask_text, self.leftovers)))
 
     def _publish(self, report: Report) -> None:
-        """Save the report and emit it. A report that cannot be saved is an error in the log."""
+        """Save the report and emit it."""
+        self._save_report(report)
+        self.sinks.emit(ReportWritten(report))
+
+    def _save_report(self, report: Report) -> None:
+        """Write the report. If it cannot be written, that is an error in the log: the run has ended in any case."""
         try:
             self.folder.save_report(report)
         except FolderError as error:
             get_log().error("the report is not on disk: %s", error)
-        self.sinks.emit(ReportWritten(report))
 
     def _record_ending(self, end: End, sentence: str) -> None:
         """Record the end for the next process, in the journal and where another machine can read it."""

@@ -658,6 +658,39 @@ def test_end_is_in_the_journal_and_in_the_report(runner: Runner) -> None:
     assert (runner.folder.report(), report.attempts, report.leftovers) == (report, (), ())
 
 
+def test_recorded_end_has_its_report(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once the journal has the end, the report is on disk: a process that is killed while it sends it loses nothing."""
+    saved_at_end = []
+    record_event = RunFolder.record_event
+
+    def record(folder: RunFolder, event: str, **fields: object) -> None:
+        if event == "end":
+            saved_at_end.append(folder.report())
+        record_event(folder, event, **fields)
+
+    monkeypatch.setattr(RunFolder, "record_event", record)
+    monkeypatch.setattr(runner.sinks, "end", lambda report: ("a message",))
+    report = runner.finish("failed", "it broke")
+    assert saved_at_end == [report.model_copy(update={"unsent": ()})]
+    assert runner.folder.report() == report
+
+
+def test_run_that_is_started_again_has_no_report_of_its_earlier_start(write: Write) -> None:
+    """While a run that had ended runs again, its folder does not have the report of that end."""
+    profile = build_lone_profile(write)
+    first = create_runner(profile, RUN_ID, LocalControl(), fail_with(None))
+    first.run()
+    assert first.folder.report()
+    reports = []
+
+    def wait_for_end(handle: Handle, emit: EmitJobEvent) -> Outcome:
+        reports.append(first.folder.report())
+        return attempt(1, "node-lost").outcome
+
+    create_runner(profile, RUN_ID, LocalControl(2), fail_with(None)._replace(wait=wait_for_end)).run()
+    assert reports == [None]
+
+
 def test_secret_in_the_sentence_is_masked(runner: Runner) -> None:
     """Neither the journal nor the report contains a secret that an error message quotes."""
     report = runner.finish("failed", "train.py --token=abc123 failed")
@@ -720,7 +753,7 @@ def test_report_that_cannot_be_saved_is_still_shown(runner: Runner, caplog: pyte
 
 
 def test_run_that_cannot_be_released_is_in_the_report(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The leftovers of a refused release are in the report, although the end was recorded before."""
+    """The leftovers of a refused release are in the report, from the first one on that is saved."""
     submit_attempt(runner)
 
     def refuse(_: object) -> None:
