@@ -64,7 +64,7 @@ from torchyard.run.preview import check_plan, choose_port, make_plan
 from torchyard.run.result import build_report, describe_end
 from torchyard.run.resume import EntryMode, choose_entry, describe_loop
 from torchyard.run.services import Archive, NoArchive, RunServices, Sinks
-from torchyard.run.signals import SignalHold, protect_run, report_internal_error
+from torchyard.run.signals import STOP_EXCEPTIONS, SignalHold, describe_stop, protect_run, report_internal_error
 from torchyard.run.stop import StopCountdown, record_stop, stop_job
 from torchyard.steps.details import (
     describe_leftovers,
@@ -435,24 +435,38 @@ class Runner:
         """Take the run from its current state to its end; return the end, with the report of a run that ended here.
 
         RunInUseError if another process owns it. DetachedError if this process cannot continue and the job can, which
-        is every error of a run that has begun, until its end is recorded.
+        is every error of a run that has begun, until its end is recorded. A Ctrl-C or SIGTERM that arrives before the
+        steps of a new run, when nothing is started, is raised as it is.
         """
         with self._detach_at_error():
             return self._run()
 
     @contextlib.contextmanager
     def _detach_at_error(self) -> Iterator[None]:
-        """Raise each error of the block as a DetachedError, if the run has begun and its end is not recorded."""
+        """Raise each error of the block as a DetachedError, if the run has begun and its end is not recorded.
+
+        So is a Ctrl-C or SIGTERM outside of `protect_run`, before the job could be stopped. An orchestrator gets its
+        stop as it is, because it decides what follows.
+        """
+        stops: tuple[type[BaseException], ...] = (*STOP_EXCEPTIONS, *self.control.stops)
         try:
             yield
         except (RunInUseError, DetachedError):
             raise
         except Exception as error:
-            has_begun = self.control.count > 1 or self.plan is not None
-            if not has_begun or self._has_recorded_end():
+            if not self._may_be_left():
                 raise
             reason = str(error) if isinstance(error, TorchyardError) else report_internal_error(error)
             raise DetachedError(reason) from error
+        except stops as stop:
+            if self.control.is_automatic or not self._may_be_left():
+                raise
+            raise DetachedError(f"stopped by {describe_stop(stop)}") from stop
+
+    def _may_be_left(self) -> bool:
+        """Whether the run has begun, here or in an earlier process, and may not have ended."""
+        has_begun = self.control.count > 1 or self.plan is not None
+        return has_begun and not self._has_recorded_end()
 
     @contextlib.contextmanager
     def _journal_departure(self) -> Iterator[None]:

@@ -60,7 +60,7 @@ from torchyard.model.trend import Trend
 from torchyard.pages.report import render_text
 from torchyard.pods import lease_record
 from torchyard.run import runner as runner_module
-from torchyard.run.control import LocalControl
+from torchyard.run.control import LocalControl, Terminated
 from torchyard.run.folder import AttemptPlan, RunFolder, list_run_folders, runs_folder
 from torchyard.run.runner import OpenAttempt, Runner
 from torchyard.run.signals import CancelRequested, SignalHold, protect_run
@@ -500,6 +500,32 @@ def test_error_before_the_steps_of_a_resumed_run_is_a_departure(
     with pytest.raises(DetachedError, match=r"Resource temporarily unavailable|Stale file handle"):
         runner.run()
     assert runner.folder.events()[-1]["event"] == "left"
+
+
+@pytest.mark.parametrize(("stop", "text"), [(KeyboardInterrupt(), "Ctrl-C"), (Terminated(), "SIGTERM")])
+def test_stop_while_a_user_attaches_leaves_the_job(
+    write: Write, monkeypatch: pytest.MonkeyPatch, stop: BaseException, text: str
+) -> None:
+    """A Ctrl-C or SIGTERM before the job could be stopped says that the job keeps running, also in the journal."""
+    runner = create_runner(build_lone_profile(write), RUN_ID, LocalControl(2), fail_with(None))
+    runner.folder.path.mkdir(parents=True)
+    runner.folder.record_event("start", entry="fresh", first=1)
+    monkeypatch.setattr(runner_module, "Watchdog", Mock(side_effect=stop))
+    with pytest.raises(DetachedError, match=f"stopped by {text}: .* the job keeps running"):
+        runner.run()
+    assert runner.folder.events()[-1]["event"] == "left"
+
+
+@pytest.mark.parametrize(("count", "is_automatic"), [(1, False), (2, True)])
+def test_stop_that_leaves_no_job_or_is_an_orchestrators_is_raised(
+    write: Write, monkeypatch: pytest.MonkeyPatch, count: int, is_automatic: bool
+) -> None:
+    """A Ctrl-C before anything is started reports no job, and an orchestrator gets the exception that it has raised."""
+    control = LocalControl(count)
+    monkeypatch.setattr(control, "is_automatic", is_automatic)
+    monkeypatch.setattr(runner_module, "Watchdog", Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        create_runner(build_lone_profile(write), RUN_ID, control, fail_with(None)).run()
 
 
 def test_user_may_attach_as_often_as_it_takes(write: Write) -> None:
