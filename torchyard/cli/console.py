@@ -10,6 +10,7 @@ os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # the search for t
 
 from torchyard.cli.main import main as run  # noqa: E402
 from torchyard.common.escaping import escape_unencodable_output  # noqa: E402
+from torchyard.run.control import Terminated  # noqa: E402
 
 
 def main() -> None:
@@ -19,7 +20,7 @@ def main() -> None:
         code = run()
     except SystemExit as exit:  # argparse: help, or usage
         code = exit.code if isinstance(exit.code, int) else 0
-    except KeyboardInterrupt:  # Ctrl-C outside a run: nothing was started, so nothing must be reported
+    except (KeyboardInterrupt, Terminated):  # outside a run: nothing was started, so nothing must be reported
         code = 128 + signal.SIGINT
     sys.stdout.flush()
     sys.stderr.flush()

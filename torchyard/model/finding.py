@@ -24,6 +24,7 @@ class Finding:
     remedy: what to do; empty if there is nothing to do, or if `what` says it.
     verdict: whether it prevents the run.
     takes_other_port: whether the run can take another port instead of the one that is held.
+    lacks_room: whether the nodes that the pods may use are too few.
     lacks_toleration: whether nodes are large enough, and have a taint that the pods do not tolerate.
     file: the file with the mistake, or `override` if the value is not from a file; empty if it is not about a file.
     line: the line in this file, counted from 1; None if it is not known.
@@ -34,6 +35,7 @@ class Finding:
     remedy: str = ""
     verdict: Verdict = "failed"
     takes_other_port: bool = False
+    lacks_room: bool = False
     lacks_toleration: bool = False
     file: str = ""
     line: int | None = None

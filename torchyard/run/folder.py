@@ -328,6 +328,11 @@ class RunFolder:
         """The run's report; None until the run has ended. FolderError if it cannot be read."""
         return self._read_or_raise(self.path / "report.json", Report, _LOST_REPORT_REMEDY)
 
+    def remove_report(self) -> None:
+        """Remove the report of an earlier start of the run, if there is one."""
+        with self._usable():
+            (self.path / "report.json").unlink(missing_ok=True)
+
     def _write(self, path: Path, model: BaseModel) -> None:
         """Write a file atomically: no reader sees half of it, not even after a power cut."""
         with self._usable():

@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ from torchyard.model.errors import (
     RendezvousError,
     RunInUseError,
     TorchyardError,
+    list_findings,
 )
 from torchyard.model.event import (
     AttemptStarted,
@@ -46,6 +48,7 @@ from torchyard.model.run import (
     End,
     EndedRun,
     Handle,
+    LogFile,
     Outcome,
     Report,
     Run,
@@ -61,7 +64,7 @@ from torchyard.run.preview import check_plan, choose_port, make_plan
 from torchyard.run.result import build_report, describe_end
 from torchyard.run.resume import EntryMode, choose_entry, describe_loop
 from torchyard.run.services import Archive, NoArchive, RunServices, Sinks
-from torchyard.run.signals import SignalHold, protect_run, report_internal_error
+from torchyard.run.signals import STOP_EXCEPTIONS, SignalHold, describe_stop, protect_run, report_internal_error
 from torchyard.run.stop import StopCountdown, record_stop, stop_job
 from torchyard.steps.details import (
     describe_leftovers,
@@ -77,6 +80,8 @@ T = TypeVar("T")
 _LIVE_QUERY_INTERVAL_S = 10.0  # between two queries whether an attempt's processes have ended
 _PREFLIGHT_INTERVAL_S = 10.0  # between two preflights of an attempt that waits for its machines
 _CANCEL_POLL_INTERVAL_S = 0.5  # Prefect ends a run by an exception in this thread, which a longer sleep would delay
+
+_ABSENT_LOG_REASON = "it was read on another machine, which was lost before the log was archived"
 
 
 class OpenAttempt(NamedTuple):
@@ -190,18 +195,8 @@ class Runner:
         return self.open_attempt
 
     def _check_new_plan(self, run: Run) -> Plan:
-        """The plan of a new attempt after its preflight, which avoids the failed machines if enough others are left."""
-        adjusted_profile = avoid_failed_machines(self.profile, self.attempts)
-        if adjusted_profile is not self.profile:
-            try:
-                return self._check_plan(adjusted_profile, run)
-            except (ProfileError, PreflightError) as error:
-                get_log().warning(
-                    "avoid_failed leaves too few machines, so the next attempt may use failed ones again: %s", error
-                )
-        if not self.attempts:
-            return self._check_plan(self.profile, run)
-        return self._await_preflight(run)
+        """The plan of a new attempt after its preflight, which a later attempt repeats until it passes."""
+        return self._await_preflight(run) if self.attempts else self._check_plan(self.profile, run)
 
     def _await_preflight(self, run: Run) -> Plan:
         """The plan of a later attempt, whose preflight is repeated until it passes, for as long as `deadlines.start`.
@@ -214,7 +209,7 @@ class Runner:
         last_message = ""
         while True:
             try:
-                return self._check_plan(self.profile, run)
+                return self._check_later_plan(run)
             except (PreflightError, ClusterError, HostError) as error:
                 if time.monotonic() >= deadline:
                     raise
@@ -224,6 +219,27 @@ class Runner:
                 get_log().warning(text, run.attempt, format_duration(wait_s), message)
                 last_message = message
             self._pause_until(min(time.monotonic() + _PREFLIGHT_INTERVAL_S, deadline))
+
+    def _check_later_plan(self, run: Run) -> Plan:
+        """The plan of a later attempt, which avoids the failed machines if enough others are left. Preflight's errors.
+
+        A check that could not be made, because a server or a host does not answer, does not show that they are too few.
+        """
+        adjusted_profile = avoid_failed_machines(self.profile, self.attempts)
+        if adjusted_profile is self.profile:
+            return self._check_plan(self.profile, run)
+        try:
+            return self._check_plan(adjusted_profile, run)
+        except ProfileError as error:  # the first attempt was planned: what fails is the avoidance
+            reason = str(error)
+        except PreflightError as error:
+            if not any(finding.lacks_room for finding in list_findings(error)):
+                raise
+            reason = str(error)
+        plan = self._check_plan(self.profile, run)
+        text = "avoid_failed leaves too few machines, so the next attempt may use failed ones again: %s"
+        get_log().warning(text, reason)
+        return plan
 
     def _check_plan(self, profile: Profile, run: Run) -> Plan:
         """The plan of a profile after its preflight. PreflightError if a check failed."""
@@ -297,13 +313,21 @@ class Runner:
         return outcome
 
     def collect(self, attempt: OpenAttempt, outcome: Outcome) -> Attempt:
-        """Read the logs of the ended job; return the attempt as the report shows it."""
+        """Read the logs of the ended job; return the attempt as the report shows it.
+
+        What an earlier process has recorded of them is returned as it is: it may have been the last one that had them.
+        """
+        recorded = self.attempts[-1] if self.attempts else None
+        if recorded and recorded.number == attempt.number and recorded.outcome == secrets.mask_model(outcome):
+            self.may_run = False
+            return recorded
 
         def collect_attempt() -> Attempt:
             collected = self._step_functions.collect(attempt.plan, outcome)
             return secrets.mask_model(Attempt(number=attempt.number, outcome=outcome, collected=collected))
 
         ended = self._run_step("collect", collect_attempt, describe_logs)
+        self.attempts = [earlier for earlier in self.attempts if earlier.number < attempt.number]
         self.attempts.append(ended)
         with contextlib.suppress(FolderError):  # the next process collects again
             self.folder.save_checkpoints(ended.number, ended.collected.checkpoints)
@@ -390,16 +414,19 @@ class Runner:
             owner_of(self.plan).check()
 
     def _load_attempts(self, first: int) -> int:
-        """Read what earlier processes have recorded; return the number of the attempt to continue or to start.
+        """Read what earlier processes have recorded, and reopen their last attempt; return its number.
 
-        `first`: the number of the first attempt of the budget.
+        `first`: the number of the first attempt of the budget, which is returned if it was not started.
         """
-        self._first_number = first
-        self.may_run = self.control.count > 1  # until the journal proves that there is no job
-        latest = max([first, *self.folder.attempts()])
         self.may_run = self.folder.read_record().has_possible_job
-        ended_attempts = [self.folder.ended(number) for number in range(first, latest)]
-        self.attempts = [attempt for attempt in ended_attempts if attempt]
+        latest = max([first, *self.folder.attempts()])
+        ended_attempts = [self.folder.ended(number) for number in range(first, latest + 1)]
+        self.attempts = [_mark_absent_logs(attempt) for attempt in ended_attempts if attempt]
+        attempt_plan = self.folder.attempt_plan(latest)
+        if attempt_plan:
+            self.open_attempt = OpenAttempt(latest, attempt_plan.plan, attempt_plan.deadlines)
+            self.plan = attempt_plan.plan
+            secrets.remember_secrets(attempt_plan.plan)
         return latest
 
     # --- the run, from its start to its end
@@ -408,24 +435,38 @@ class Runner:
         """Take the run from its current state to its end; return the end, with the report of a run that ended here.
 
         RunInUseError if another process owns it. DetachedError if this process cannot continue and the job can, which
-        is every error of a run that has begun, until its end is recorded.
+        is every error of a run that has begun, until its end is recorded. A Ctrl-C or SIGTERM that arrives before the
+        steps of a new run, when nothing is started, is raised as it is.
         """
         with self._detach_at_error():
             return self._run()
 
     @contextlib.contextmanager
     def _detach_at_error(self) -> Iterator[None]:
-        """Raise each error of the block as a DetachedError, if the run has begun and its end is not recorded."""
+        """Raise each error of the block as a DetachedError, if the run has begun and its end is not recorded.
+
+        So is a Ctrl-C or SIGTERM outside of `protect_run`, before the job could be stopped. An orchestrator gets its
+        stop as it is, because it decides what follows.
+        """
+        stops: tuple[type[BaseException], ...] = (*STOP_EXCEPTIONS, *self.control.stops)
         try:
             yield
         except (RunInUseError, DetachedError):
             raise
         except Exception as error:
-            has_begun = self.control.count > 1 or self.plan is not None
-            if not has_begun or self._has_recorded_end():
+            if not self._may_be_left():
                 raise
             reason = str(error) if isinstance(error, TorchyardError) else report_internal_error(error)
             raise DetachedError(reason) from error
+        except stops as stop:
+            if self.control.is_automatic or not self._may_be_left():
+                raise
+            raise DetachedError(f"stopped by {describe_stop(stop)}") from stop
+
+    def _may_be_left(self) -> bool:
+        """Whether the run has begun, here or in an earlier process, and may not have ended."""
+        has_begun = self.control.count > 1 or self.plan is not None
+        return has_begun and not self._has_recorded_end()
 
     @contextlib.contextmanager
     def _journal_departure(self) -> Iterator[None]:
@@ -490,11 +531,18 @@ class Runner:
         self.sinks.emit(RunStarted())
         with SignalHold() as signals, hold_folder_lease(self.folder, self.profile.deadlines.lease):
             self._load_history()
+            self._first_number = first
+            number = first
+            if entry_mode == "fresh":
+                with contextlib.suppress(FolderError):  # the report of this start replaces it
+                    self.folder.remove_report()
+            else:  # outside of `protect_run`: until the open attempt is known, its job could not be stopped
+                number = self._load_attempts(first)
             try:
                 if entry_mode == "finish":
-                    end = self._reopen()
+                    end = self._read_ending()
                 else:
-                    end = protect_run(self, lambda: self.run_pipeline(self._load_attempts(first)), signals)
+                    end = protect_run(self, lambda: self.run_pipeline(number), signals)
                 signals.ignore_signals()
                 signals.call_at_interrupt(self._second_interrupt.set)
                 watchdog_process.send("ending")
@@ -515,14 +563,9 @@ class Runner:
         if loss:
             get_log().warning("%s", loss)
 
-    def _reopen(self) -> RunEnd:
-        """Reopen the attempt that an earlier process may have left open; return the end that it had recorded."""
-        numbers = self.folder.attempts()
-        attempt_plan = self.folder.attempt_plan(numbers[-1]) if numbers else None
-        if attempt_plan:
-            self.open_attempt = OpenAttempt(numbers[-1], attempt_plan.plan, attempt_plan.deadlines)
-            self.plan = attempt_plan.plan
-        ending = self.folder.read_record().find_last("ending")  # of an earlier process: this one has begun already
+    def _read_ending(self) -> RunEnd:
+        """The end that an earlier process was coming to when it was lost: this one has begun already."""
+        ending = self.folder.read_record().find_last("ending")
         return RunEnd(ending["end"], ending["sentence"])
 
     def _repeat_end(self) -> EndedRun:
@@ -580,11 +623,16 @@ class Runner:
             steps=self.steps,
             attempts=self.attempts,
         )
-        additions = {"trend": trend, "history": history_file, "archive": self.archive.describe()}
-        report = secrets.mask_model(report.model_copy(update=additions))
-        self.folder.record_event("end", end=end, by="flow", sentence=report.sentence)
         self._release()
-        report = report.model_copy(update={"leftovers": self._list_leftovers()})
+        additions = {
+            "trend": trend,
+            "history": history_file,
+            "archive": self.archive.describe(),
+            "leftovers": self._list_leftovers(),
+        }
+        report = secrets.mask_model(report.model_copy(update=additions))
+        self._save_report(report)  # before the end is recorded: after it no process does what this one has not done
+        self.folder.record_event("end", end=end, by="flow", sentence=report.sentence)
         report = report.model_copy(update={"unsent": self.sinks.end(report)})
         self._publish(report)
         missing = self.archive.settle()
@@ -598,12 +646,16 @@ class Runner:
         return tuple(dict.fromkeys(map(secrets.mask_text, self.leftovers)))
 
     def _publish(self, report: Report) -> None:
-        """Save the report and emit it. A report that cannot be saved is an error in the log."""
+        """Save the report and emit it."""
+        self._save_report(report)
+        self.sinks.emit(ReportWritten(report))
+
+    def _save_report(self, report: Report) -> None:
+        """Write the report. If it cannot be written, that is an error in the log: the run has ended in any case."""
         try:
             self.folder.save_report(report)
         except FolderError as error:
             get_log().error("the report is not on disk: %s", error)
-        self.sinks.emit(ReportWritten(report))
 
     def _record_ending(self, end: End, sentence: str) -> None:
         """Record the end for the next process, in the journal and where another machine can read it."""
@@ -629,14 +681,19 @@ class Runner:
                 attempt_plan = AttemptPlan(plan=attempt.plan, deadlines=attempt.deadlines)
                 outcome = stop_job(self.folder, attempt.number, attempt_plan, reason)
                 leftovers = self.remove(attempt.plan)  # on machines this stops the job
+            if not leftovers:  # else the job may still run
+                with contextlib.suppress(FolderError):  # the next process stops it again
+                    self.folder.save_outcome(attempt.number, outcome)
         self.leftovers += leftovers
         try:
             self.collect(attempt, outcome)
-            self.teardown(attempt, is_removed=not leftovers)
         except RunInUseError:
             raise
-        except TorchyardError as error:
-            self.leftovers.append(str(error))
+        except Exception as error:  # the end is decided: a log that cannot be read must not prevent it for ever
+            is_expected = isinstance(error, (TorchyardError, OSError))
+            reason = str(error) if is_expected else report_internal_error(error)
+            self.leftovers.append(f"the logs of {attempt.plan.job} cannot be read: {reason}")
+        self.teardown(attempt, is_removed=not leftovers)
 
     def _release(self) -> None:
         """Stop renewing the lease, and release the run if nothing is left; leftovers are for the sweep."""
@@ -649,6 +706,27 @@ class Runner:
                 owner.release()
         except TorchyardError as error:
             self.leftovers.append(str(error))
+
+
+def _mark_absent_logs(attempt: Attempt) -> Attempt:
+    """The attempt, whose logs are incomplete if the machine that has read them was another one, and kept them."""
+    logs: list[LogFile] = []
+    for log in attempt.collected.logs:
+        is_lost = log.lines > 0 and not log.lost and _is_absent(log.path)
+        logs.append(log.model_copy(update={"lost": _ABSENT_LOG_REASON}) if is_lost else log)
+    collected = attempt.collected.model_copy(update={"logs": tuple(logs)})
+    return attempt.model_copy(update={"collected": collected})
+
+
+def _is_absent(path: str) -> bool:
+    """Whether a file does not exist; False if that cannot be found out."""
+    try:
+        os.stat(path)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def _build_end(attempt: Attempt) -> RunEnd:

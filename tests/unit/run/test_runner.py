@@ -41,9 +41,10 @@ from torchyard.model.errors import (
 from torchyard.model.event import EmitJobEvent, RowsRead
 from torchyard.model.finding import Finding
 from torchyard.model.plan import CommandPlan, Plan
-from torchyard.model.profile import Deadlines
+from torchyard.model.profile import Deadlines, Profile
 from torchyard.model.requirements import FreePort
 from torchyard.model.run import (
+    Attempt,
     Collected,
     End,
     Handle,
@@ -59,7 +60,7 @@ from torchyard.model.trend import Trend
 from torchyard.pages.report import render_text
 from torchyard.pods import lease_record
 from torchyard.run import runner as runner_module
-from torchyard.run.control import LocalControl
+from torchyard.run.control import LocalControl, Terminated
 from torchyard.run.folder import AttemptPlan, RunFolder, list_run_folders, runs_folder
 from torchyard.run.runner import OpenAttempt, Runner
 from torchyard.run.signals import CancelRequested, SignalHold, protect_run
@@ -217,11 +218,27 @@ def test_cancel_without_a_signal_ends_the_wait(write: Write) -> None:
     assert (ended.end, ended.sentence, runner.leftovers) == ("cancelled", "cancelled through Prefect", [])
 
 
+def test_run_that_is_cancelled_while_its_next_process_starts_is_torn_down(write: Write) -> None:
+    """A cancel that arrives before the next process reaches the job ends the job too, not only the run."""
+    profile = build_lone_profile(write)
+    lost = create_runner(profile, RUN_ID, LocalControl())
+    lost.folder.path.mkdir(parents=True)
+    lost.folder.record_event("start", entry="fresh", first=1)
+    lost.submit(lost.preflight(1))
+    control = CancelledControl(2)
+    control.cancelled = True
+    runner = create_runner(profile, RUN_ID, control)
+    ended = runner.run()
+    assert (ended.end, [ended.number for ended in runner.attempts]) == ("cancelled", [1])
+    assert isinstance(runner.plan, CommandPlan)
+    assert find_labelled(runner.plan.label) == []
+
+
 def submit_nothing(plan: Plan, deadlines: Deadlines, submitted_at: float | None) -> Handle:
     return Handle(plan=plan, deadlines=deadlines, created=True, submitted_at=submitted_at or 1.0, age_s=0.0)
 
 
-def fail_with(error: Exception | None, cause: str = "node-lost") -> StepFunctions:
+def fail_with(error: BaseException | None, cause: str = "node-lost") -> StepFunctions:
     """Steps that start nothing: the wait raises this error, or each attempt fails from a cause that may pass."""
     failed = attempt(1, cause)
     collected = failed.collected.model_copy(update={"logs": (LogFile(node="node-0", path="/r/node-0/log", lines=1),)})
@@ -251,7 +268,7 @@ def test_budget_of_attempts_counts_from_the_start_that_was_requested(write: Writ
     assert numbers == [[1, 2], [3, 4]]
 
 
-NO_ROOM = PreflightError((Finding("room for 2 pods", "found room for 1"),))
+NO_ROOM = PreflightError((Finding("room for 2 pods", "found room for 1", lacks_room=True),))
 NO_ANSWER = ClusterError("https://10.0.0.1", "GET /api", "connection refused", 0)
 
 
@@ -291,6 +308,53 @@ def test_later_attempt_waits_until_its_preflight_passes(
     assert ([attempt.number for attempt in runner.attempts], count) == ([1, 2], 5)
     assert caplog.text.count("attempt 2 cannot start yet, and waits, at most 10 min 00 s (deadlines.start)") == 2
     assert caplog.text.count("found room for 1") == 1
+
+
+NO_SERVER = PreflightError((Finding("cluster c", "https://10.0.0.1 does not respond: connection refused"),))
+
+
+@pytest.mark.parametrize(
+    ("errors", "avoided_hosts", "is_too_few"),
+    [
+        ([NO_SERVER, None], [["bad"], ["bad"]], False),
+        ([NO_ANSWER, None], [["bad"], ["bad"]], False),
+        ([NO_ROOM, None], [["bad"], []], True),
+        ([NO_ROOM, NO_ROOM, None], [["bad"], [], ["bad"]], False),
+    ],
+)
+def test_failed_machines_are_used_again_only_if_the_others_are_too_few(
+    write: Write,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    errors: list[Exception | None],
+    avoided_hosts: list[list[str]],
+    is_too_few: bool,
+) -> None:
+    """The failed machine is used if room lacks without it; a preflight that could not check anything is repeated."""
+    monkeypatch.setattr(runner_module, "_PREFLIGHT_INTERVAL_S", 0.0)
+    profile = build_lone_profile(write)
+    avoiding = profile.model_copy(update={"options": {"avoid": ("bad",)}})
+    monkeypatch.setattr(runner_module, "avoid_failed_machines", lambda *_: avoiding)
+    results = iter(errors)
+    checked_hosts: list[list[str]] = []
+
+    def make_plan(checked: Profile, run: Run, *_: object) -> Plan:
+        checked_hosts.append(list(checked.options.get("avoid", ())))
+        return build_lone_plan(profile, Path(run.folder))
+
+    def check(plan: Plan, **_: object) -> tuple[Finding, ...]:
+        error = next(results)
+        if error:
+            raise error
+        return ()
+
+    monkeypatch.setattr(runner_module, "make_plan", make_plan)
+    runner = create_runner(profile, RUN_ID, LocalControl(), fail_with(None)._replace(preflight=check))
+    runner.folder.path.mkdir(parents=True)
+    runner.attempts = [attempt(1, "node-lost")]
+    runner.preflight(2)
+    assert checked_hosts == avoided_hosts
+    assert ("avoid_failed leaves too few machines" in caplog.text) == is_too_few
 
 
 @pytest.mark.parametrize(("errors", "start_s", "count"), [([NO_ROOM], 600, 1), ([None, NO_ROOM], 0, 2)])
@@ -438,6 +502,32 @@ def test_error_before_the_steps_of_a_resumed_run_is_a_departure(
     assert runner.folder.events()[-1]["event"] == "left"
 
 
+@pytest.mark.parametrize(("stop", "text"), [(KeyboardInterrupt(), "Ctrl-C"), (Terminated(), "SIGTERM")])
+def test_stop_while_a_user_attaches_leaves_the_job(
+    write: Write, monkeypatch: pytest.MonkeyPatch, stop: BaseException, text: str
+) -> None:
+    """A Ctrl-C or SIGTERM before the job could be stopped says that the job keeps running, also in the journal."""
+    runner = create_runner(build_lone_profile(write), RUN_ID, LocalControl(2), fail_with(None))
+    runner.folder.path.mkdir(parents=True)
+    runner.folder.record_event("start", entry="fresh", first=1)
+    monkeypatch.setattr(runner_module, "Watchdog", Mock(side_effect=stop))
+    with pytest.raises(DetachedError, match=f"stopped by {text}: .* the job keeps running"):
+        runner.run()
+    assert runner.folder.events()[-1]["event"] == "left"
+
+
+@pytest.mark.parametrize(("count", "is_automatic"), [(1, False), (2, True)])
+def test_stop_that_leaves_no_job_or_is_an_orchestrators_is_raised(
+    write: Write, monkeypatch: pytest.MonkeyPatch, count: int, is_automatic: bool
+) -> None:
+    """A Ctrl-C before anything is started reports no job, and an orchestrator gets the exception that it has raised."""
+    control = LocalControl(count)
+    monkeypatch.setattr(control, "is_automatic", is_automatic)
+    monkeypatch.setattr(runner_module, "Watchdog", Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        create_runner(build_lone_profile(write), RUN_ID, control, fail_with(None)).run()
+
+
 def test_user_may_attach_as_often_as_it_takes(write: Write) -> None:
     """Without an orchestrator each process is a user's: a run whose processes died three times is attached to."""
     runner = create_runner(build_lone_profile(write), RUN_ID, LocalControl(4), fail_with(None))
@@ -515,6 +605,62 @@ def test_journal_ends_with_how_the_process_ends(
     assert (last_event["event"], last_event.get("end")) == (event, end)
 
 
+def leave_ending_run(write: Write, end: End, outcome: Outcome | None) -> tuple[Runner, tuple[Attempt, ...]]:
+    """The next process of a run of two attempts that was lost while it ended; with these attempts, as it had read them.
+
+    `outcome`: of the last attempt, as it is recorded; None if it is not.
+    """
+    profile = build_lone_profile(write)
+    steps = fail_with(None)._replace(collect=Mock(side_effect=AssertionError("the logs are read again")))
+    runner = create_runner(profile, RUN_ID, LocalControl(2), steps)
+    runner.folder.path.mkdir(parents=True)
+    runner.folder.record_event("start", entry="fresh", first=1)
+    attempts = (attempt(1, "node-lost"), attempt(2, "").model_copy(update={"collected": measured(200.0)}))
+    for ended in attempts:
+        plan = build_lone_plan(profile, runner.folder.path)
+        runner.folder.save_attempt_plan(ended.number, AttemptPlan(plan=plan, deadlines=Deadlines()))
+        runner.folder.save_ended(ended)
+    if outcome:
+        runner.folder.save_outcome(2, outcome)
+    runner.folder.record_event("ending", end=end, sentence="done")
+    return runner, attempts
+
+
+def test_logs_that_an_earlier_process_has_read_are_not_read_again(write: Write) -> None:
+    """The process that ends a lost run reports all its attempts as they were read: their logs may be nowhere now."""
+    runner, attempts = leave_ending_run(write, "succeeded", attempt(2, "").outcome)
+    report = runner.run().report
+    assert report
+    assert (report.end, report.attempts, report.leftovers) == ("succeeded", attempts, ())
+    (record,) = read_history(Path(report.history)).records
+    assert record.numbers["busbw"] == 200.0
+
+
+def test_logs_are_read_if_the_job_has_ended_in_another_way(write: Write) -> None:
+    """What a sweep that was killed has read of a job is replaced by what is read of its recorded end."""
+    runner, _ = leave_ending_run(write, "failed", attempt(2, "node-lost").outcome)
+    steps = fail_with(None)
+    runner = create_runner(runner.profile, RUN_ID, LocalControl(2), steps)
+    report = runner.run().report
+    assert report
+    assert [ended.outcome.status.state for ended in report.attempts] == ["failed", "failed"]
+
+
+def test_log_that_only_a_lost_machine_had_is_incomplete(write: Write) -> None:
+    """The report states which logs another machine has read and kept; one that cannot be looked for is not one."""
+    runner, (_, ended) = leave_ending_run(write, "succeeded", attempt(2, "").outcome)
+    (runner.folder.path / "loop").symlink_to("loop")
+    (runner.folder.path / "here").write_text("")
+    names = ("absent", "here", "loop", "empty")
+    logs = [LogFile(node=name, path=str(runner.folder.path / name), lines=int(name != "empty")) for name in names]
+    collected = ended.collected.model_copy(update={"logs": tuple(logs)})
+    runner.folder.save_ended(ended.model_copy(update={"collected": collected}))
+    report = runner.run().report
+    assert report
+    assert report.collected
+    assert [log.node for log in report.collected.logs if log.lost] == ["absent"]
+
+
 # --- the end of a run
 
 
@@ -538,6 +684,39 @@ def test_end_is_in_the_journal_and_in_the_report(runner: Runner) -> None:
     assert (runner.folder.report(), report.attempts, report.leftovers) == (report, (), ())
 
 
+def test_recorded_end_has_its_report(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once the journal has the end, the report is on disk: a process that is killed while it sends it loses nothing."""
+    saved_at_end = []
+    record_event = RunFolder.record_event
+
+    def record(folder: RunFolder, event: str, **fields: object) -> None:
+        if event == "end":
+            saved_at_end.append(folder.report())
+        record_event(folder, event, **fields)
+
+    monkeypatch.setattr(RunFolder, "record_event", record)
+    monkeypatch.setattr(runner.sinks, "end", lambda report: ("a message",))
+    report = runner.finish("failed", "it broke")
+    assert saved_at_end == [report.model_copy(update={"unsent": ()})]
+    assert runner.folder.report() == report
+
+
+def test_run_that_is_started_again_has_no_report_of_its_earlier_start(write: Write) -> None:
+    """While a run that had ended runs again, its folder does not have the report of that end."""
+    profile = build_lone_profile(write)
+    first = create_runner(profile, RUN_ID, LocalControl(), fail_with(None))
+    first.run()
+    assert first.folder.report()
+    reports = []
+
+    def wait_for_end(handle: Handle, emit: EmitJobEvent) -> Outcome:
+        reports.append(first.folder.report())
+        return attempt(1, "node-lost").outcome
+
+    create_runner(profile, RUN_ID, LocalControl(2), fail_with(None)._replace(wait=wait_for_end)).run()
+    assert reports == [None]
+
+
 def test_secret_in_the_sentence_is_masked(runner: Runner) -> None:
     """Neither the journal nor the report contains a secret that an error message quotes."""
     report = runner.finish("failed", "train.py --token=abc123 failed")
@@ -554,7 +733,7 @@ def submit_attempt(runner: Runner) -> CommandPlan:
 
 
 def test_open_attempt_is_stopped_before_it_is_read(runner: Runner) -> None:
-    """An attempt that the run's end interrupts is stopped, collected and torn down, with the cause `stopped`."""
+    """An attempt that the run's end interrupts is stopped, collected and torn down, and its outcome is recorded."""
     plan = submit_attempt(runner)
     report = runner.finish("cancelled", "cancelled through Prefect")
     (attempt,) = report.attempts
@@ -562,6 +741,7 @@ def test_open_attempt_is_stopped_before_it_is_read(runner: Runner) -> None:
     assert report.leftovers == ()
     assert find_labelled(plan.label) == []
     assert runner.open_attempt is None
+    assert runner.folder.outcome(1) == attempt.outcome
 
 
 def test_hang_of_a_run_that_a_user_stops_is_in_the_report(runner: Runner) -> None:
@@ -580,6 +760,16 @@ def test_lines_that_the_stop_has_lost_are_in_the_report(runner: Runner, monkeypa
     assert [(log.node, log.lost) for log in attempt.collected.logs] == [(name, "perhaps its end: no answer")]
 
 
+@pytest.mark.parametrize("error", [OSError(5, "Input/output error"), ValueError("a fault of ours")])
+def test_unreadable_log_does_not_prevent_the_end(write: Write, error: Exception) -> None:
+    """A run that is stopped ends although the logs of its job cannot be read, and its report states that."""
+    steps = fail_with(KeyboardInterrupt())._replace(collect=Mock(side_effect=error))
+    report = create_runner(build_lone_profile(write), RUN_ID, LocalControl(), steps).run().report
+    assert report
+    assert (report.end, [step.name for step in report.steps][-1]) == ("stopped", "teardown")
+    assert ["cannot be read" in leftover and str(error) in leftover for leftover in report.leftovers] == [True]
+
+
 def test_report_that_cannot_be_saved_is_still_shown(runner: Runner, caplog: pytest.LogCaptureFixture) -> None:
     """A report that cannot be written is an error in the log; the run's end stays as it was decided."""
     (runner.folder.path / "report.json").mkdir()
@@ -589,7 +779,7 @@ def test_report_that_cannot_be_saved_is_still_shown(runner: Runner, caplog: pyte
 
 
 def test_run_that_cannot_be_released_is_in_the_report(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The leftovers of a refused release are in the report, although the end was recorded before."""
+    """The leftovers of a refused release are in the report, from the first one on that is saved."""
     submit_attempt(runner)
 
     def refuse(_: object) -> None:

@@ -62,7 +62,7 @@ def check_capacity(
     detail = "; ".join(details) if nodes else "the cluster has no node"
     kinds = {mismatch.kind for mismatch in _select_right_kind(mismatches).values()}
     is_tainted = MismatchKind.TAINT in kinds and MismatchKind.SHORTAGE not in kinds
-    check = Finding(name, detail, remedies, lacks_toleration=is_tainted)
+    check = Finding(name, detail, remedies, lacks_room=bool(nodes), lacks_toleration=is_tainted)
     position = requirement.manifest.position if requirement.manifest else None
     return check.at(position) if position else check
 

@@ -15,7 +15,7 @@ from prefect.runtime import flow_run, task_run
 from torchyard.common.escaping import escape_paragraph
 from torchyard.common.log import get_log
 from torchyard.common.text import MAX_SENTENCE_CHARS
-from torchyard.model.event import ReportWritten, RunEvent, RunStarted
+from torchyard.model.event import EndReached, ReportWritten, RunEvent, RunStarted
 from torchyard.model.profile import Profile
 from torchyard.model.run import Report
 from torchyard.pages.report import render_markdown
@@ -37,8 +37,8 @@ _PAGE_TIMEOUT_S = 10.0  # for all pages of the report; the end of the run waits 
 class PrefectSink(PageSink):
     """Show a run in Prefect, by the requests of its control.
 
-    Only the report waits, up to `_PAGE_TIMEOUT_S`. What Prefect has not taken by then is kept in the run's folder for
-    the next sweep; what it refuses is logged and dropped.
+    Only the report waits, up to `_PAGE_TIMEOUT_S`. Its pages are kept in the run's folder, for the next sweep, from the
+    run's end until Prefect has taken them; what it refuses is logged and dropped.
     """
 
     purpose = "show the run in Prefect"
@@ -61,6 +61,8 @@ class PrefectSink(PageSink):
             case RunStarted():
                 if self._name:
                     self._update_flow_run(name=self._name, tags=self._tags)
+            case EndReached():  # other receivers are waited for first, and Prefect may kill this process meanwhile
+                LATE_PAGES.keep(Path(event.report.folder), list(self._build_end_pages(event.report).values()))
             case ReportWritten():
                 self._show_report(event.report)
             case _:

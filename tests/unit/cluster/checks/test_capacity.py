@@ -174,6 +174,13 @@ def test_remedies_name_the_fields_of_a_manifest(fake_server: Client) -> None:
     assert (remedies[0], remedies[-1]) == (values, "use fewer pods")
 
 
+def test_too_few_nodes_are_a_lack_of_room(fake_server: Client) -> None:
+    """Nodes that were listed and do not suffice lack room; a list without any node does not show that."""
+    requirement = build_requirement(gpus="16")
+    checks = [check_capacity(fake_server, requirement, "x", nodes) for nodes in ([build_node()], [])]
+    assert [(check.verdict, check.lacks_room) for check in checks] == [("failed", True), ("failed", False)]
+
+
 def build_fabric_requirement(**amounts: str) -> Capacity:
     """A requirement whose fabric has the device plugin `app=sriovdp`; `rdma_vf="1"` requests 1 of rdma/vf."""
     resources = {name.replace("_", "/"): amount for name, amount in amounts.items()}

@@ -10,7 +10,7 @@ from tests.builders.reports import short_report
 from tests.conftest import RUN_ID
 from tests.doubles.fake_prefect import FakePrefect
 from torchyard.loading.profile import load_profile
-from torchyard.model.event import ReportWritten
+from torchyard.model.event import EndReached, ReportWritten
 from torchyard.run.folder import RunFolder, runs_folder
 from torchyard.tasks.flow_run.control import PrefectControl
 from torchyard.tasks.flow_run.late_reports import publish_late_pages
@@ -45,6 +45,19 @@ def late(folder: RunFolder, server: FakePrefect, monkeypatch: pytest.MonkeyPatch
     show_report(folder)
     assert (list_files(folder), server.artifacts) == (["late-pages.json"], [])
     return folder
+
+
+def test_report_of_a_killed_process_arrives_with_the_next_sweep(folder: RunFolder, server: FakePrefect) -> None:
+    """Prefect gets the report and the result of a run whose process was killed while it waited for other receivers."""
+    server.answering.set()
+    with PrefectControl(RUN_ID) as control:
+        sink = PrefectSink(control, load_profile("digits-local"), is_flow_run=False)
+        sink.take(EndReached(short_report().model_copy(update={"folder": str(folder.path)})))
+    publish_late_pages()
+    assert [(page.get("key"), page["type"]) for page in server.artifacts] == [
+        ("report-x", "markdown"),
+        (None, "result"),
+    ]
 
 
 def test_report_arrives_once_prefect_answers(late: RunFolder, server: FakePrefect) -> None:
