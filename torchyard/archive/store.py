@@ -174,7 +174,8 @@ def _read_url() -> str:
 def call_bounded(operation: Callable[[], T], timeout_s: float, url: str) -> T:
     """Call the store on a thread, and return the result. ArchiveError if it fails or takes longer than `timeout_s`.
 
-    A call that hangs keeps its daemon thread, which does not prevent the process from exiting.
+    A call that hangs keeps its daemon thread, which does not prevent the process from exiting: `operation` only reads,
+    because it may run on when its caller has continued.
     """
     results: list[T | ArchiveError] = []
 
@@ -183,6 +184,10 @@ def call_bounded(operation: Callable[[], T], timeout_s: float, url: str) -> T:
             results.append(operation())
         except ArchiveError as error:
             results.append(error)
+        except Exception as error:  # of what was read: callers report it like any failed read
+            failure = ArchiveError(url, f"cannot use what was read: {type(error).__name__}: {_describe_error(error)}")
+            failure.__cause__ = error
+            results.append(failure)
 
     thread = threading.Thread(target=call, daemon=True, name="archive")
     thread.start()

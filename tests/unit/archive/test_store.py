@@ -128,6 +128,17 @@ def test_call_ends_after_its_timeout() -> None:
     assert call_bounded(lambda: 7, 30.0, "s3://x") == 7
 
 
+def test_error_in_a_bounded_call_is_not_a_timeout() -> None:
+    """What a call raises about the content that it has read is reported as it is, and not as a missing answer."""
+
+    def read_time() -> None:
+        raise OverflowError("timestamp out of range")
+
+    with pytest.raises(ArchiveError, match="OverflowError: timestamp out of range") as caught:
+        call_bounded(read_time, 30.0, "s3://x")
+    assert isinstance(caught.value.__cause__, OverflowError)
+
+
 def test_fsspec_is_imported_only_for_an_archive() -> None:
     """Without an archive fsspec, which takes long to import, is not imported."""
     code = (
