@@ -13,6 +13,7 @@ import pytest
 from tests.builders.archives import archive_run
 from tests.builders.histories import build_records
 from tests.support.waiting import wait_until
+from tests.unit.diagnosis.test_checkpoints import build_checkpoint
 from torchyard.archive.contents import RECORD, is_journal
 from torchyard.archive.copier import ArchiveTimeouts, RunArchive, open_run_archive
 from torchyard.archive.fetch import fetch_run
@@ -224,6 +225,18 @@ def test_resuming_process_fetches_the_past(folder: RunFolder, store: Store, root
     with open_archive(folder.path, is_resumed=True) as archive:
         assert archive.fetch()
     assert folder.read_record().find_last("end")["sentence"] == "done"
+
+
+def test_checkpoints_are_known_on_another_machine(folder: RunFolder, store: Store, tmp_path: Path) -> None:
+    """What is known of a run's checkpoints is archived, so that an attempt on another machine continues from them."""
+    checkpoint = build_checkpoint("/shared/step-900.pt")
+    with open_archive(folder.path) as archive:
+        archive.start()
+        folder.record_event("start", run="an-id")
+        folder.save_checkpoints(1, [checkpoint])
+    fetched = RunFolder(tmp_path / "fetched" / folder.name)
+    fetch_run(store, fetched.path)
+    assert fetched.checkpoints() == (checkpoint,)
 
 
 def test_archive_that_does_not_answer_is_not_empty(folder: RunFolder, store: Store, root: Path) -> None:
