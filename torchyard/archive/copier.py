@@ -88,7 +88,10 @@ class RunArchive:
         self._timeouts = timeouts
         self._copied_versions: dict[str, Version] = {}
         self._journal_name = build_journal_name(uuid.uuid4().hex[:12])  # of this process
-        self._has_read_archive = False  # whether the logs that the archive already has are known
+        self._has_read_archive = False  # whether the files that the archive already has are known
+        self._archived_log_sizes: dict[str, int] = {}  # when this process began to copy
+        self._has_missed_past = False  # whether the archive may have newer records than this folder
+        self._unverified_records: dict[str, Version] = {}  # those of earlier processes, if it may
         self._pending_history: HistoryKey | None = None  # of the history that is still to be fetched
         self._fault = fault  # of the last pass; empty if it succeeded
         self._last_progress_at = time.monotonic()
@@ -119,12 +122,19 @@ class RunArchive:
             except ArchiveError as error:
                 self._report_fault(error)
             if time.monotonic() + self._timeouts.fetch_pause_s > deadline:
+                self._has_missed_past = True
                 return False
             time.sleep(self._timeouts.fetch_pause_s)
 
     def start(self, profile: Profile | None = None) -> None:
-        """Copy from now on, and fetch the history of the profile's runs."""
+        """Copy from now on, and fetch the history of the profile's runs.
+
+        If `fetch` has failed, only what this process records replaces a record of the archive: the older records of
+        this folder may be older than those of another machine, too. OSError if they cannot be listed.
+        """
         if self._store is not None:
+            if self._has_missed_past:
+                self._unverified_records = list_records(self._folder)
             self._pending_history = get_history_key(profile) if profile else None
             run = contextvars.copy_context().run  # the run's log belongs to a context
             self._stop_event.clear()
@@ -187,7 +197,7 @@ class RunArchive:
             histories.fetch_history(self._store, self._folder.parent, self._pending_history)
             self._pending_history = None
         if not self._has_read_archive:
-            self._find_archived_logs(self._store)
+            self._find_archived_files(self._store)
         self._copy_records(self._store)
         while logs := self._select_changed(list_ended_logs(self._folder)):
             name = next(iter(logs))
@@ -195,11 +205,13 @@ class RunArchive:
             self._record_copied(name, logs[name])
             self._copy_records(self._store)
 
-    def _find_archived_logs(self, store: Store) -> None:
-        """Find the logs that an earlier process has archived and that need not be copied again."""
+    def _find_archived_files(self, store: Store) -> None:
+        """Find the files that an earlier process has archived and that are not to be replaced."""
         sizes = store.list_files(self._folder.name)
-        logs = list_ended_logs(self._folder)
-        self._copied_versions |= {name: version for name, version in logs.items() if sizes.get(name) == version.size}
+        self._archived_log_sizes = {name: size for name, size in sizes.items() if is_log(name)}
+        for name, version in self._unverified_records.items():
+            if name in sizes:
+                self._copied_versions[name] = version
         self._has_read_archive = True
 
     def _copy_records(self, store: Store) -> None:
@@ -216,7 +228,13 @@ class RunArchive:
             self._record_copied(JOURNAL, lines)
 
     def _select_changed(self, versions: dict[str, Version]) -> dict[str, Version]:
-        return {name: version for name, version in versions.items() if self._copied_versions.get(name) != version}
+        """The files that the archive lacks as they are now; an archived log of an earlier process only if it is shorter."""
+        changed: dict[str, Version] = {}
+        for name, version in versions.items():
+            is_longer = version.size > self._archived_log_sizes.get(name, -1)
+            if is_longer and self._copied_versions.get(name) != version:
+                changed[name] = version
+        return changed
 
     def _record_copied(self, name: str, version: Version) -> None:
         self._copied_versions[name] = version

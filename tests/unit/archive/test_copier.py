@@ -195,6 +195,29 @@ def test_resumed_run_does_not_take_an_unmounted_archive_for_empty(folder: RunFol
     assert list(root.iterdir()) == []
 
 
+def test_past_that_was_not_fetched_is_not_replaced(folder: RunFolder, store: Store, root: Path) -> None:
+    """If the archive did not answer, it gets what this process records, and keeps what another machine recorded."""
+    add_ended_attempt(folder)
+    folder.record_event("start", run="an-id")
+    (folder.attempt(1) / "ended.json").write_text("older")
+    (folder.attempt(1) / "hang").mkdir()
+    (folder.attempt(1) / "hang" / "hang.txt").write_text("only here")
+    store.write(f"{folder.name}/attempt-1/outcome.json", b"newer")
+    store.write(f"{folder.name}/attempt-1/ended.json", b"newer")
+    store.write(f"{folder.name}/attempt-1/node-0/log", b"a line\nanother line\n")
+    break_archive(root)
+    with open_archive(folder.path, is_resumed=True) as archive:
+        assert not archive.fetch()
+        archive.start()
+        (folder.attempt(1) / "ended.json").write_text("newest")
+        repair_archive(root)
+        assert archive.settle() is None
+    contents = {name: store.read(f"{folder.name}/attempt-1/{name}") for name in ("outcome.json", "ended.json")}
+    assert contents == {"outcome.json": b"newer", "ended.json": b"newest"}
+    assert store.read(f"{folder.name}/attempt-1/node-0/log") == b"a line\nanother line\n"
+    assert {"journal", "attempt-1/hang/hang.txt"} <= list_archived(store, folder)
+
+
 def test_archived_log_is_not_copied_again(folder: RunFolder, store: Store, root: Path) -> None:
     """A resumed run does not copy a log whose size in the archive is that of the local one."""
     add_ended_attempt(folder)
