@@ -18,6 +18,7 @@ ARCHIVE_VARIABLE = "TORCHYARD_ARCHIVE"
 HISTORY = "history"  # the folder of all runs' numbers, beside the runs
 MARKER = "torchyard-archive"  # the object at the archive's root that proves that it is there
 _MARKER_TEXT = b"The root of a torchyard archive. Without this object torchyard does not use the archive.\n"
+_CHUNK_BYTES = 1 << 20  # a slow store shows its progress after each
 _LOCAL_PROTOCOLS = ("file", "local")
 _MARKER_REMEDY = (
     f"mount its share, or correct {ARCHIVE_VARIABLE}; a new archive is created once, with `torchyard archive init`"
@@ -111,9 +112,20 @@ class Store:
         contents = self._call("read it", lambda: self._files.cat([prefix + name for name in names]))
         return {name.removeprefix(prefix): bytes(data) for name, data in contents.items()}
 
-    def fetch(self, name: str, path: Path) -> None:
-        """Copy a file from the archive to this path."""
-        self._call(f"read {name}", lambda: self._files.get_file(f"{self._root}/{name}", str(path)))
+    def fetch(self, name: str, path: Path, on_chunk: Callable[[], object]) -> None:
+        """Copy a file of any size from the archive to this path; `on_chunk` is called before each chunk is written.
+
+        An error of `on_chunk` ends the copy.
+        """
+
+        def read_chunks() -> None:
+            source_path = f"{self._root}/{name}"
+            with self._files.open(source_path, "rb", block_size=_CHUNK_BYTES) as source, path.open("wb") as target:
+                while chunk := source.read(_CHUNK_BYTES):
+                    on_chunk()
+                    target.write(chunk)
+
+        self._call(f"read {name}", read_chunks)
 
     def write(self, name: str, data: bytes) -> None:
         self._call(f"write {name}", lambda: self._write_file(name, data))

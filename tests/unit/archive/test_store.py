@@ -20,7 +20,7 @@ def test_stored_files_are_listed_read_and_fetched(store: Store, tmp_path: Path) 
     (tmp_path / "log").write_bytes(b"line\n")
     store.write("run-1/journal", b"{}")
     store.copy(tmp_path / "log", "run-1/attempt-1/node-0/log", lambda: None)
-    store.fetch("run-1/attempt-1/node-0/log", tmp_path / "fetched")
+    store.fetch("run-1/attempt-1/node-0/log", tmp_path / "fetched", lambda: None)
     assert store.list_files("run-1") == {"journal": 2, "attempt-1/node-0/log": 5}
     assert (store.read("run-1/journal"), (tmp_path / "fetched").read_bytes()) == (b"{}", b"line\n")
     assert store.read_all(["run-1/journal"]) == {"run-1/journal": b"{}"}
