@@ -6,7 +6,7 @@ ended it.
 
 Logs grow while the job runs. They are archived after the job of their attempt has ended, because an object cannot be
 appended to; until then the lines are stored where the job runs. Checkpoints belong to the program, and locks, leases
-and supervisors' files to one machine, so they are not archived.
+and supervisors' files to one machine, so they are not archived; what is known of the checkpoints is.
 """
 
 import heapq
@@ -24,7 +24,7 @@ RECORD = "record.json"
 REPORT = "report.json"
 _JOURNALS = re.compile(rf"{JOURNAL}-[0-9a-f]{{1,32}}")
 _RECORDS = re.compile(
-    rf"profile\.json|{REPORT}|{RECORD}"
+    rf"profile\.json|checkpoints\.json|{REPORT}|{RECORD}"
     r"|attempt-\d{1,6}/(?:(?:plan|outcome|ended)\.json|hang/(?:hang|stacks)\.txt)"
 )
 _LOGS = re.compile(r"attempt-\d{1,6}/[A-Za-z0-9][\w.-]{0,250}/log")

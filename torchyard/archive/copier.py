@@ -23,7 +23,8 @@ from torchyard.archive.contents import (
     list_ended_logs,
     list_records,
 )
-from torchyard.archive.fetch import fetch_run
+from torchyard.archive.fetch import list_missing_logs, read_run, save_records
+from torchyard.archive.log_fetcher import LogFetcher
 from torchyard.archive.store import Store, call_bounded, open_store
 from torchyard.common.log import get_log
 from torchyard.model.errors import ArchiveError, NoArchiveError, RunInUseError
@@ -38,7 +39,7 @@ class ArchiveTimeouts(NamedTuple):
     """How long a run waits for its archive, in seconds.
 
     start_s: of a new run, until the archive answers whether it is one.
-    fetch_s: of a process that resumes the run, until the archive answers.
+    fetch_s: of a process that resumes the run, until the archive answers, and for a log of which nothing arrives.
     fetch_pause_s: between two tries of it.
     settle_s: at the end of the run, for a store that makes no progress.
     settle_pause_s: between two checks of its progress.
@@ -63,13 +64,16 @@ class RunArchive:
     does, and then nothing more is copied.
 
     Threads. `start` starts a daemon thread that copies what has changed, every `_COPY_INTERVAL_S`; `stop` ends it after
-    the current pass. All public methods are called by the run's thread. Nothing is locked: only the run's thread writes
-    `_requested_copies`, and only the copying thread `_finished_copies`; it reads the request's number before a pass.
+    the current pass. `fetch` reads on a thread that writes nothing, because it cannot be ended, and starts another one
+    that fetches the logs (LogFetcher). All public methods are called by the run's thread. Nothing is locked: only the
+    run's thread writes `_requested_copies`, and only the copying thread `_finished_copies`; it reads the request's
+    number before a pass.
 
-    Order of calls. `fetch` first, if the run is resumed; then `start`; `settle` at the end, and `stop`.
+    Order of calls. `fetch` first, if the run is resumed; then `start`; `complete_logs` and `settle` at the end, and
+    `stop`.
 
-    Errors. Nothing is raised for a store that fails: the first error of a row is logged, every pass tries again, and
-    `describe` and `settle` return the error as text for the report.
+    Errors. Nothing is raised for a store that fails, except by `await_logs`: the first error of a row is logged, every
+    pass tries again, and `describe` and `settle` return the error as text for the report.
     """
 
     def __init__(
@@ -88,7 +92,11 @@ class RunArchive:
         self._timeouts = timeouts
         self._copied_versions: dict[str, Version] = {}
         self._journal_name = build_journal_name(uuid.uuid4().hex[:12])  # of this process
-        self._has_read_archive = False  # whether the logs that the archive already has are known
+        self._has_read_archive = False  # whether the files that the archive already has are known
+        self._archived_log_sizes: dict[str, int] = {}  # when this process began to copy
+        self._log_fetcher: LogFetcher | None = None  # once the records are fetched
+        self._has_missed_past = False  # whether the archive may have newer records than this folder
+        self._unverified_records: dict[str, Version] = {}  # those of earlier processes, if it may
         self._pending_history: HistoryKey | None = None  # of the history that is still to be fetched
         self._fault = fault  # of the last pass; empty if it succeeded
         self._last_progress_at = time.monotonic()
@@ -104,7 +112,8 @@ class RunArchive:
     def fetch(self, timeout_s: float | None = None) -> bool:
         """Update the folder with what the archive contains; return False, with a warning, if it does not answer.
 
-        It is tried for `timeout_s` seconds, by default `ArchiveTimeouts.fetch_s`.
+        The logs follow later: see `await_logs`. It is tried for `timeout_s` seconds, by default
+        `ArchiveTimeouts.fetch_s`.
         """
         if self._store is None:
             return not self._fault
@@ -113,18 +122,34 @@ class RunArchive:
         while True:
             try:
                 remaining_s = max(deadline - time.monotonic(), self._timeouts.settle_pause_s)
-                if call_bounded(lambda: fetch_run(store, self._folder), remaining_s, store.url):
+                archived = call_bounded(lambda: read_run(store, self._folder), remaining_s, store.url)
+                if save_records(store, self._folder, archived):
                     get_log().info("fetched the records of earlier processes of this run from %s", store.url)
+                names = list_missing_logs(self._folder, archived.sizes)
+                self._log_fetcher = LogFetcher(store, self._folder, names, self._timeouts.fetch_s)
+                self._log_fetcher.start()
                 return True
-            except ArchiveError as error:
+            except (ArchiveError, OSError) as error:  # of the store, or of this machine's disk
                 self._report_fault(error)
             if time.monotonic() + self._timeouts.fetch_pause_s > deadline:
+                self._has_missed_past = True
                 return False
             time.sleep(self._timeouts.fetch_pause_s)
 
+    def await_logs(self, attempt: int) -> None:
+        """Wait for those logs of an attempt that `fetch` has found, while they arrive; ArchiveError if they do not."""
+        if self._log_fetcher:
+            self._log_fetcher.wait(attempt)
+
     def start(self, profile: Profile | None = None) -> None:
-        """Copy from now on, and fetch the history of the profile's runs."""
+        """Copy from now on, and fetch the history of the profile's runs.
+
+        If `fetch` has failed, only what this process records replaces a record of the archive: the older records of
+        this folder may be older than those of another machine, too. OSError if they cannot be listed.
+        """
         if self._store is not None:
+            if self._has_missed_past:
+                self._unverified_records = list_records(self._folder)
             self._pending_history = get_history_key(profile) if profile else None
             run = contextvars.copy_context().run  # the run's log belongs to a context
             self._stop_event.clear()
@@ -151,8 +176,18 @@ class RunArchive:
                 return self._describe_missing()
         return None
 
+    def complete_logs(self) -> None:
+        """Wait at the end of the run for the logs that are still fetched; those that do not arrive are a warning."""
+        if self._log_fetcher:
+            try:
+                self._log_fetcher.wait(timeout_s=self._timeouts.max_settle_s)
+            except ArchiveError as error:
+                get_log().warning("not all logs of the run were fetched: %s", error)
+
     def stop(self) -> None:
-        """Copy nothing more: another process owns the run, or this one has settled it."""
+        """Copy and fetch nothing more: another process owns the run, or this one has settled it."""
+        if self._log_fetcher:
+            self._log_fetcher.stop()
         self._stop_event.set()
         self._wake.set()
 
@@ -187,7 +222,7 @@ class RunArchive:
             histories.fetch_history(self._store, self._folder.parent, self._pending_history)
             self._pending_history = None
         if not self._has_read_archive:
-            self._find_archived_logs(self._store)
+            self._find_archived_files(self._store)
         self._copy_records(self._store)
         while logs := self._select_changed(list_ended_logs(self._folder)):
             name = next(iter(logs))
@@ -195,11 +230,13 @@ class RunArchive:
             self._record_copied(name, logs[name])
             self._copy_records(self._store)
 
-    def _find_archived_logs(self, store: Store) -> None:
-        """Find the logs that an earlier process has archived and that need not be copied again."""
+    def _find_archived_files(self, store: Store) -> None:
+        """Find the files that an earlier process has archived and that are not to be replaced."""
         sizes = store.list_files(self._folder.name)
-        logs = list_ended_logs(self._folder)
-        self._copied_versions |= {name: version for name, version in logs.items() if sizes.get(name) == version.size}
+        self._archived_log_sizes = {name: size for name, size in sizes.items() if is_log(name)}
+        for name, version in self._unverified_records.items():
+            if name in sizes:
+                self._copied_versions[name] = version
         self._has_read_archive = True
 
     def _copy_records(self, store: Store) -> None:
@@ -216,7 +253,13 @@ class RunArchive:
             self._record_copied(JOURNAL, lines)
 
     def _select_changed(self, versions: dict[str, Version]) -> dict[str, Version]:
-        return {name: version for name, version in versions.items() if self._copied_versions.get(name) != version}
+        """The files that the archive lacks as they are now; it also lacks a log of which it had a shorter one."""
+        changed: dict[str, Version] = {}
+        for name, version in versions.items():
+            is_longer = version.size > self._archived_log_sizes.get(name, -1)
+            if is_longer and self._copied_versions.get(name) != version:
+                changed[name] = version
+        return changed
 
     def _record_copied(self, name: str, version: Version) -> None:
         self._copied_versions[name] = version
@@ -275,6 +318,8 @@ def open_run_archive(
     except RunInUseError:
         archive.stop()
         raise
+    else:
+        archive.complete_logs()
     finally:
         missing = archive.settle()
         if missing:

@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from pydantic import BaseModel, ValidationError
 
@@ -23,27 +24,59 @@ class _SavedPlan(BaseModel):
     plan: Plan
 
 
-def fetch_run(store: Store, folder: Path) -> bool:
-    """Update a run's folder from the archive; return False if the folder already has all lines of its journals.
+class ArchivedRun(NamedTuple):
+    """What the archive has of a run.
 
-    The local journal is written last, so that a folder whose fetch was interrupted is fetched again. ArchiveError if
-    the store fails or the disk is full.
+    sizes: of all its files, in bytes by path.
+    journals: of all its processes.
+    records: by path; empty if the folder for which they were read has all lines of the journals.
     """
+
+    sizes: dict[str, int]
+    journals: list[bytes]
+    records: dict[str, bytes]
+
+
+def fetch_run(store: Store, folder: Path) -> bool:
+    """Update a run's folder from the archive, with its logs; return False if it already had all lines of its journals.
+
+    ArchiveError if the store fails or the disk is full.
+    """
+    archived = read_run(store, folder)
+    has_new_lines = save_records(store, folder, archived)
+    for name in list_missing_logs(folder, archived.sizes):
+        fetch_log(store, folder, name, lambda: None)
+    return has_new_lines
+
+
+def read_run(store: Store, folder: Path) -> ArchivedRun:
+    """Read what the archive has of a run and its folder may lack. Nothing is written. ArchiveError."""
     name = folder.name
     sizes = store.list_files(name)
-    journals = store.read_all([f"{name}/{path}" for path in sizes if is_journal(path)])
+    journals = list(store.read_all([f"{name}/{path}" for path in sizes if is_journal(path)]).values())
     local_journal = _read_or_empty(folder / JOURNAL)
-    merged = merge_journals(local_journal, journals.values())
+    records: dict[str, bytes] = {}
+    if merge_journals(local_journal, journals) != local_journal:
+        contents = store.read_all([f"{name}/{path}" for path in sizes if is_record(path)])
+        records = {path.removeprefix(f"{name}/"): data for path, data in contents.items()}
+    return ArchivedRun(sizes, journals, records)
+
+
+def save_records(store: Store, folder: Path, archived: ArchivedRun) -> bool:
+    """Update a run's folder with what was read; return False if it already has all lines of the archived journals.
+
+    The local journal is written last, so that a folder whose fetch was interrupted is fetched again. ArchiveError if
+    the disk is full.
+    """
+    local_journal = _read_or_empty(folder / JOURNAL)
+    merged = merge_journals(local_journal, archived.journals)
     if merged == local_journal:
         return False
     origins = list_origins(merged)
-    records = store.read_all([f"{name}/{path}" for path in sizes if is_record(path)])
-    for archived_path, data in records.items():
+    for path, data in archived.records.items():
         text = move_paths(data.decode(errors="replace"), origins, str(folder))
-        _write_atomically(store, folder / archived_path.removeprefix(f"{name}/"), text.encode())
-    for log_path in filter(is_log, sizes):
-        _fetch_log(store, folder, log_path, sizes[log_path])
-    _record_missing_logs(store, folder, sizes)
+        _write_atomically(store, folder / path, text.encode())
+    _record_missing_logs(store, folder, archived.sizes)
     _write_atomically(store, folder / JOURNAL, merged)
     return True
 
@@ -56,17 +89,31 @@ def fetch_to_read(store: Store, runs: Path, name: str) -> Path | None:
     return copy if fetch_run(store, copy) else None
 
 
-def _fetch_log(store: Store, folder: Path, name: str, size: int) -> None:
-    """Fetch a log of `size` bytes, unless this machine has one that is not shorter."""
+def list_missing_logs(folder: Path, sizes: dict[str, int]) -> list[str]:
+    """The archived logs of which this machine has none or a shorter one, of the attempts whose job has ended.
+
+    The log of any other attempt may be written here at this moment. `sizes`: of the archived files.
+    """
+    names: list[str] = []
+    for name in filter(is_log, sizes):
+        path = folder / name
+        if (path.parent.parent / "outcome.json").exists() and _read_size(path) < sizes[name]:
+            names.append(name)
+    return names
+
+
+def fetch_log(store: Store, folder: Path, name: str, on_chunk: Callable[[], object]) -> None:
+    """Fetch a log; it gets its name once it is complete. `on_chunk`: called before each part of it is written.
+
+    ArchiveError if the store fails, the disk is full, or `on_chunk` raises an error.
+    """
     path = folder / name
-    if _read_size(path) >= size:
-        return
     temp_path = path.with_name(f"{path.name}.part")
 
     def write() -> None:
         make_private_folder(path.parent)
         open(temp_path, "wb", opener=open_private_file).close()  # only the user may read it, also during the fetch
-        store.fetch(f"{folder.name}/{name}", temp_path)
+        store.fetch(f"{folder.name}/{name}", temp_path, on_chunk)
         temp_path.replace(path)
 
     _guard_disk(store, write)

@@ -18,6 +18,7 @@ ARCHIVE_VARIABLE = "TORCHYARD_ARCHIVE"
 HISTORY = "history"  # the folder of all runs' numbers, beside the runs
 MARKER = "torchyard-archive"  # the object at the archive's root that proves that it is there
 _MARKER_TEXT = b"The root of a torchyard archive. Without this object torchyard does not use the archive.\n"
+_CHUNK_BYTES = 1 << 20  # a slow store shows its progress after each
 _LOCAL_PROTOCOLS = ("file", "local")
 _MARKER_REMEDY = (
     f"mount its share, or correct {ARCHIVE_VARIABLE}; a new archive is created once, with `torchyard archive init`"
@@ -111,9 +112,20 @@ class Store:
         contents = self._call("read it", lambda: self._files.cat([prefix + name for name in names]))
         return {name.removeprefix(prefix): bytes(data) for name, data in contents.items()}
 
-    def fetch(self, name: str, path: Path) -> None:
-        """Copy a file from the archive to this path."""
-        self._call(f"read {name}", lambda: self._files.get_file(f"{self._root}/{name}", str(path)))
+    def fetch(self, name: str, path: Path, on_chunk: Callable[[], object]) -> None:
+        """Copy a file of any size from the archive to this path; `on_chunk` is called before each chunk is written.
+
+        An error of `on_chunk` ends the copy.
+        """
+
+        def read_chunks() -> None:
+            source_path = f"{self._root}/{name}"
+            with self._files.open(source_path, "rb", block_size=_CHUNK_BYTES) as source, path.open("wb") as target:
+                while chunk := source.read(_CHUNK_BYTES):
+                    on_chunk()
+                    target.write(chunk)
+
+        self._call(f"read {name}", read_chunks)
 
     def write(self, name: str, data: bytes) -> None:
         self._call(f"write {name}", lambda: self._write_file(name, data))
@@ -174,7 +186,8 @@ def _read_url() -> str:
 def call_bounded(operation: Callable[[], T], timeout_s: float, url: str) -> T:
     """Call the store on a thread, and return the result. ArchiveError if it fails or takes longer than `timeout_s`.
 
-    A call that hangs keeps its daemon thread, which does not prevent the process from exiting.
+    A call that hangs keeps its daemon thread, which does not prevent the process from exiting: `operation` only reads,
+    because it may run on when its caller has continued.
     """
     results: list[T | ArchiveError] = []
 
@@ -183,6 +196,10 @@ def call_bounded(operation: Callable[[], T], timeout_s: float, url: str) -> T:
             results.append(operation())
         except ArchiveError as error:
             results.append(error)
+        except Exception as error:  # of what was read: callers report it like any failed read
+            failure = ArchiveError(url, f"cannot use what was read: {type(error).__name__}: {_describe_error(error)}")
+            failure.__cause__ = error
+            results.append(failure)
 
     thread = threading.Thread(target=call, daemon=True, name="archive")
     thread.start()

@@ -58,11 +58,20 @@ def list_archived_runs(store: Store, local_names: Set[str], *, with_finished: bo
         try:
             archived_runs.append(_read_run(run, names, contents))
         except Exception as error:  # whatever a journal contains, the other runs are listed
-            note = f"its journal in {store.url} cannot be read: {error}"
-            rows.append(ListedRun(name=run, state="unreadable", note=note, source="archive"))
+            rows.append(_build_unreadable_row(run, store, error))
     visible_runs = [archived for archived in archived_runs if archived.summary.is_open or with_finished]
     plans = store.read_all([archived.plan_path for archived in visible_runs if archived.plan_path])
-    return rows + [_build_archive_row(archived, plans.get(archived.plan_path)) for archived in visible_runs]
+    for archived in visible_runs:
+        try:
+            rows.append(_build_archive_row(archived, plans.get(archived.plan_path)))
+        except Exception as error:  # such as a time in the journal that no calendar has
+            rows.append(_build_unreadable_row(archived.summary.run, store, error))
+    return rows
+
+
+def _build_unreadable_row(run: str, store: Store, error: Exception) -> ListedRun:
+    note = f"its journal in {store.url} cannot be read: {error}"
+    return ListedRun(name=run, state="unreadable", note=note, source="archive")
 
 
 def _read_run(run: str, names: list[str], journals: list[bytes]) -> _ArchivedRun:

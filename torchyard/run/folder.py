@@ -49,7 +49,7 @@ from torchyard.model.run import Attempt, JobProgress, Outcome, Report, Run
 from torchyard.run import journal
 from torchyard.run.record import RunRecord
 
-__all__ = ["AttemptPlan", "RunFolder", "list_run_folders", "list_similar_runs", "runs_folder"]
+__all__ = ["AttemptPlan", "RunFolder", "list_run_folders", "list_similar_runs", "may_exist", "runs_folder"]
 N = TypeVar("N", bound=BaseModel)
 _LOCK_HELD_ERRNOS = frozenset({errno.EWOULDBLOCK, errno.EACCES})  # flock's errors when another process holds the lock
 _OWNER = re.compile(r"process (\d{1,9})")  # in the lock
@@ -382,7 +382,7 @@ def list_run_folders() -> list[RunFolder]:
         return []
     except OSError as error:
         raise FolderError(str(runs), f"it cannot be listed ({error.strerror})") from error
-    return [RunFolder(runs / name) for name in names if _may_exist(runs / name / "journal")]
+    return [RunFolder(runs / name) for name in names if may_exist(runs / name / "journal")]
 
 
 def list_similar_runs(name: str, other_names: Iterable[str] = ()) -> tuple[str, ...]:
@@ -393,6 +393,14 @@ def list_similar_runs(name: str, other_names: Iterable[str] = ()) -> tuple[str, 
     names += other_names
     similar_names = difflib.get_close_matches(name, dict.fromkeys(names), n=_MAX_SIMILAR_NAMES, cutoff=_MIN_SIMILARITY)
     return tuple(similar_names)
+
+
+def may_exist(path: Path) -> bool:
+    """Whether a file exists, or that cannot be found out."""
+    try:
+        return _exists(path)
+    except OSError:
+        return True
 
 
 def _has_open(pid: int, path: Path) -> bool:
@@ -419,14 +427,6 @@ def _exists(path: Path) -> bool:
     except (FileNotFoundError, NotADirectoryError):
         return False
     return True
-
-
-def _may_exist(path: Path) -> bool:
-    """Whether a file exists, or that cannot be found out."""
-    try:
-        return _exists(path)
-    except OSError:
-        return True
 
 
 def _try_lock(lock: int) -> bool:

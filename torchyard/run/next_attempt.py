@@ -15,7 +15,7 @@ from torchyard.model.finding import FilePosition, Finding
 from torchyard.model.profile import Profile
 from torchyard.model.resolved import resolve
 from torchyard.model.run import Attempt
-from torchyard.run.folder import RunFolder, list_similar_runs, runs_folder
+from torchyard.run.folder import RunFolder, list_similar_runs, may_exist, runs_folder
 
 _HOSTNAME_LABEL = "kubernetes.io/hostname"
 
@@ -91,7 +91,7 @@ def find_resume_point(folder: RunFolder, profile: Profile, attempts: Iterable[At
     `attempts`: earlier ones that are known, whose checkpoints a full disk may have kept out of the folder.
     ProfileError if `resume` names a run without a complete checkpoint. FolderError if a folder cannot be read.
     """
-    checkpoint = select_resume_checkpoint(_list_checkpoints(folder, attempts))
+    checkpoint = _select_checkpoint(folder, _list_checkpoints(folder, attempts))
     if checkpoint:
         return _build_resume_point(folder, checkpoint)
     return _find_first_resume_point(profile)
@@ -112,6 +112,26 @@ def _list_checkpoints(folder: RunFolder, attempts: Iterable[Attempt]) -> list[Ch
     return list(by_path.values())
 
 
+def _select_checkpoint(folder: RunFolder, checkpoints: Sequence[Checkpoint]) -> Checkpoint | None:
+    """The last complete checkpoint of a run; None if there is none.
+
+    One that a run's own folders had on another machine is gone: the archive does not have it.
+    """
+    known: list[Checkpoint] = []
+    for checkpoint in checkpoints:
+        is_here = _may_be_readable(folder, checkpoint)
+        known.append(checkpoint if is_here else checkpoint.model_copy(update={"state": "gone"}))
+    return select_resume_checkpoint(known)
+
+
+def _may_be_readable(folder: RunFolder, checkpoint: Checkpoint) -> bool:
+    """Whether the job of a next attempt may find a checkpoint: outside the run's folders only its nodes can know."""
+    if checkpoint.relative_path is not None:
+        return _find_local_copy(folder, checkpoint) is not None
+    path = Path(checkpoint.path)
+    return not path.is_relative_to(folder.path) or may_exist(path)
+
+
 def check_resume(profile: Profile) -> None:
     """Check, before a run starts, that it can continue from what its profile's `resume` names.
 
@@ -128,7 +148,7 @@ def _find_first_resume_point(profile: Profile) -> ResumePoint | None:
         return ResumePoint(path=profile.resume)
     folder = RunFolder(runs_folder() / profile.resume)
     checkpoints = folder.checkpoints()
-    checkpoint = select_resume_checkpoint(checkpoints)
+    checkpoint = _select_checkpoint(folder, checkpoints)
     if checkpoint is None:
         finding = Finding("resume", _describe_unusable_run(folder, checkpoints))
         raise ProfileError(profile.name, (finding.at(profile.positions.get("resume", FilePosition(""))),))

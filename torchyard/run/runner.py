@@ -323,6 +323,7 @@ class Runner:
             return recorded
 
         def collect_attempt() -> Attempt:
+            self.archive.await_logs(attempt.number)  # of a job whose end an earlier process has seen
             collected = self._step_functions.collect(attempt.plan, outcome)
             return secrets.mask_model(Attempt(number=attempt.number, outcome=outcome, collected=collected))
 

@@ -82,7 +82,13 @@ class Archive(Protocol):
     """Copies a run's folder to a store while the run continues (see torchyard/archive/copier.py)."""
 
     def fetch(self, timeout_s: float | None = None) -> bool:
-        """Update the folder with what the archive contains; return False, with a warning, if it does not answer."""
+        """Update the folder with what the archive contains; return False, with a warning, if it does not answer.
+
+        Its logs follow later.
+        """
+
+    def await_logs(self, attempt: int) -> None:
+        """Wait for those logs of an attempt that `fetch` has found, while they arrive; ArchiveError if they do not."""
 
     def start(self, profile: Profile | None = None) -> None:
         """Copy from now on, and fetch the history of the profile's runs."""
@@ -107,6 +113,9 @@ class NoArchive:
 
     def fetch(self, timeout_s: float | None = None) -> bool:
         return True
+
+    def await_logs(self, attempt: int) -> None:
+        """Do nothing."""
 
     def start(self, profile: Profile | None = None) -> None:
         """Do nothing."""

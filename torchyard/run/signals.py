@@ -9,7 +9,14 @@ from typing import Protocol, Self
 
 from torchyard.backends import owner_of
 from torchyard.common.log import get_log
-from torchyard.model.errors import DetachedError, HandedOverError, RunInUseError, TorchyardError, list_findings
+from torchyard.model.errors import (
+    ArchiveError,
+    DetachedError,
+    HandedOverError,
+    RunInUseError,
+    TorchyardError,
+    list_findings,
+)
 from torchyard.model.plan import Plan
 from torchyard.model.run import RunEnd
 from torchyard.run.control import RunControl
@@ -143,8 +150,11 @@ def _end_stopped(run: _StoppableRun, cause: str, signals: SignalHold) -> RunEnd:
 
 
 def _fail_or_leave(run: _StoppableRun, end: RunEnd, error: Exception) -> RunEnd:
-    """The end that an error is for a run without a job. DetachedError if the job may be running."""
-    if run.may_run:
+    """The end that an error is for a run without a job. DetachedError if the job may be running.
+
+    So is that of the archive, which may have the logs of a job that has ended: it is no fact about the job.
+    """
+    if run.may_run or isinstance(error, ArchiveError):
         raise DetachedError(end.sentence) from error
     return end
 

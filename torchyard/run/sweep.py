@@ -13,7 +13,7 @@ from torchyard.model.run import Attempt, End, Outcome, Report, RunEnd
 from torchyard.run import history
 from torchyard.run.folder import AttemptPlan, RunFolder
 from torchyard.run.result import build_report, describe_end
-from torchyard.run.services import OpenArchive
+from torchyard.run.services import Archive, OpenArchive
 from torchyard.run.stop import build_stopped_outcome, stop_job
 from torchyard.steps.collect import collect
 from torchyard.steps.teardown import teardown
@@ -72,7 +72,7 @@ def end_lost_run(
             record = folder.read_record()
             end: End = record.ending.get("end", "swept")
             reason = record.ending.get("sentence", reason)
-            removed = _remove_run(folder, reason)
+            removed = _remove_run(folder, archive, reason)
             sentence = describe_end(end, reason, removed.attempts)
             folder.record_event("end", end=end, by=ended_by, sentence=sentence, left=removed.leftovers)
             report = _build_report(folder, end, sentence, removed)
@@ -86,7 +86,7 @@ def end_lost_run(
     return removed.leftovers
 
 
-def _remove_run(folder: RunFolder, reason: str) -> _RemovedRun:
+def _remove_run(folder: RunFolder, archive: Archive, reason: str) -> _RemovedRun:
     """Remove a run's attempts and their Lease. RunInUseError if another machine owns the run.
 
     `reason`: why the job of the last attempt is stopped, if its outcome was not recorded.
@@ -105,7 +105,7 @@ def _remove_run(folder: RunFolder, reason: str) -> _RemovedRun:
     if not leftovers:
         owner.release()
     attempts = [folder.ended(earlier_number) for earlier_number, _ in plans[:-1]]
-    attempts.append(folder.ended(number) or _read_attempt(folder, number, latest.plan, outcome))
+    attempts.append(folder.ended(number) or _read_attempt(folder, archive, number, latest.plan, outcome))
     return _RemovedRun(tuple(leftovers), tuple(filter(None, attempts)))
 
 
@@ -123,10 +123,11 @@ def _stop_job(folder: RunFolder, number: int, attempt_plan: AttemptPlan, reason:
     return build_stopped_outcome(folder, number, reason, folder.read_record().find_stop(number), {})
 
 
-def _read_attempt(folder: RunFolder, number: int, plan: Plan, outcome: Outcome) -> Attempt | None:
+def _read_attempt(folder: RunFolder, archive: Archive, number: int, plan: Plan, outcome: Outcome) -> Attempt | None:
     """Read the logs of an attempt, and save its checkpoints for the next run; None if that fails, which is logged."""
     secrets.remember_secrets(plan)
     try:
+        archive.await_logs(number)
         attempt = secrets.mask_model(Attempt(number=number, outcome=outcome, collected=collect(plan, outcome)))
         folder.save_checkpoints(number, attempt.collected.checkpoints)
         folder.save_ended(attempt)

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -13,6 +14,7 @@ import pytest
 from tests.builders.archives import archive_run
 from tests.builders.histories import build_records
 from tests.support.waiting import wait_until
+from tests.unit.diagnosis.test_checkpoints import build_checkpoint
 from torchyard.archive.contents import RECORD, is_journal
 from torchyard.archive.copier import ArchiveTimeouts, RunArchive, open_run_archive
 from torchyard.archive.fetch import fetch_run
@@ -194,6 +196,29 @@ def test_resumed_run_does_not_take_an_unmounted_archive_for_empty(folder: RunFol
     assert list(root.iterdir()) == []
 
 
+def test_past_that_was_not_fetched_is_not_replaced(folder: RunFolder, store: Store, root: Path) -> None:
+    """If the archive did not answer, it gets what this process records, and keeps what another machine recorded."""
+    add_ended_attempt(folder)
+    folder.record_event("start", run="an-id")
+    (folder.attempt(1) / "ended.json").write_text("older")
+    (folder.attempt(1) / "hang").mkdir()
+    (folder.attempt(1) / "hang" / "hang.txt").write_text("only here")
+    store.write(f"{folder.name}/attempt-1/outcome.json", b"newer")
+    store.write(f"{folder.name}/attempt-1/ended.json", b"newer")
+    store.write(f"{folder.name}/attempt-1/node-0/log", b"a line\nanother line\n")
+    break_archive(root)
+    with open_archive(folder.path, is_resumed=True) as archive:
+        assert not archive.fetch()
+        archive.start()
+        (folder.attempt(1) / "ended.json").write_text("newest")
+        repair_archive(root)
+        assert archive.settle() is None
+    contents = {name: store.read(f"{folder.name}/attempt-1/{name}") for name in ("outcome.json", "ended.json")}
+    assert contents == {"outcome.json": b"newer", "ended.json": b"newest"}
+    assert store.read(f"{folder.name}/attempt-1/node-0/log") == b"a line\nanother line\n"
+    assert {"journal", "attempt-1/hang/hang.txt"} <= list_archived(store, folder)
+
+
 def test_archived_log_is_not_copied_again(folder: RunFolder, store: Store, root: Path) -> None:
     """A resumed run does not copy a log whose size in the archive is that of the local one."""
     add_ended_attempt(folder)
@@ -224,6 +249,79 @@ def test_resuming_process_fetches_the_past(folder: RunFolder, store: Store, root
     with open_archive(folder.path, is_resumed=True) as archive:
         assert archive.fetch()
     assert folder.read_record().find_last("end")["sentence"] == "done"
+
+
+def test_checkpoints_are_known_on_another_machine(folder: RunFolder, store: Store, tmp_path: Path) -> None:
+    """What is known of a run's checkpoints is archived, so that an attempt on another machine continues from them."""
+    checkpoint = build_checkpoint("/shared/step-900.pt")
+    with open_archive(folder.path) as archive:
+        archive.start()
+        folder.record_event("start", run="an-id")
+        folder.save_checkpoints(1, [checkpoint])
+    fetched = RunFolder(tmp_path / "fetched" / folder.name)
+    fetch_run(store, fetched.path)
+    assert fetched.checkpoints() == (checkpoint,)
+
+
+def test_fetch_that_was_given_up_writes_nothing(
+    folder: RunFolder, store: Store, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a store answers after the timeout changes nothing: the run has continued, and recorded its end."""
+    remote = RunFolder(tmp_path / "other-machine" / folder.name)
+    remote.path.mkdir(parents=True)
+    remote.record_event("start", run="an-id")
+    (remote.path / "report.json").write_text("older")
+    archive_run(root, remote)
+    release = threading.Event()
+    list_files = Store.list_files
+
+    def list_late(store: Store, name: str) -> dict[str, int]:
+        assert release.wait(60.0)
+        return list_files(store, name)
+
+    monkeypatch.setattr(Store, "list_files", list_late)
+    with open_archive(folder.path, is_resumed=True) as archive:
+        assert not archive.fetch()
+        folder.record_event("end", end="succeeded", sentence="done")
+        (folder.path / "report.json").write_text("newer")
+        release.set()
+        for thread in threading.enumerate():
+            if thread.name == "archive":
+                thread.join(60.0)
+    assert [event["event"] for event in folder.events()] == ["end"]
+    assert (folder.path / "report.json").read_text() == "newer"
+
+
+def test_large_log_does_not_delay_the_decision(
+    folder: RunFolder, store: Store, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The records are fetched although a log does not arrive; who needs this log waits for it, and gets an error."""
+    remote = RunFolder(tmp_path / "other-machine" / folder.name)
+    remote.path.mkdir(parents=True)
+    remote.record_event("start", run="an-id")
+    add_ended_attempt(remote)
+    archive_run(root, remote)
+    release = threading.Event()
+    monkeypatch.setattr(Store, "fetch", lambda *_: release.wait(60.0))
+    with open_archive(folder.path, is_resumed=True) as archive:
+        assert archive.fetch()
+        assert (folder.events(), (folder.attempt(1) / "outcome.json").exists()) == (remote.events(), True)
+        archive.await_logs(2)
+        with pytest.raises(ArchiveError, match="too slowly"):
+            archive.await_logs(1)
+    release.set()
+
+
+def test_logs_are_fetched_before_the_process_ends(folder: RunFolder, store: Store, root: Path, tmp_path: Path) -> None:
+    """A run that ends at once, as one that had ended already, has its logs in the folder."""
+    remote = RunFolder(tmp_path / "other-machine" / folder.name)
+    remote.path.mkdir(parents=True)
+    remote.record_event("start", run="an-id")
+    add_ended_attempt(remote)
+    archive_run(root, remote)
+    with open_run_archive(folder.path, accept_owner, is_resumed=True) as archive:
+        assert archive.fetch()
+    assert (folder.attempt(1) / "node-0" / "log").read_text() == "a line\n"
 
 
 def test_archive_that_does_not_answer_is_not_empty(folder: RunFolder, store: Store, root: Path) -> None:

@@ -134,5 +134,15 @@ def test_journals_of_all_processes_are_fetched(remote: RunFolder, folder: RunFol
     assert [event["event"] for event in folder.events()] == ["start", "end"]
 
 
+def test_interrupted_fetch_of_a_log_is_continued(remote: RunFolder, folder: RunFolder, store: Store) -> None:
+    """A folder with all lines of the journal gets the logs that it lacks, unless their job may still run here."""
+    fetch_run(store, folder.path)
+    store.write(f"{folder.name}/attempt-1/node-0/log", b"1 | a line\n")
+    store.write(f"{folder.name}/attempt-2/node-0/log", b"1 | a line of a job without an outcome here\n")
+    assert not fetch_run(store, folder.path)
+    assert (folder.attempt(1) / "node-0" / "log").read_bytes() == b"1 | a line\n"
+    assert not (folder.attempt(2) / "node-0" / "log").exists()
+
+
 def build_end_line() -> bytes:
     return json.dumps({"at": time.time(), "event": "end", "end": "succeeded"}).encode() + b"\n"

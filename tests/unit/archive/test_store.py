@@ -20,7 +20,7 @@ def test_stored_files_are_listed_read_and_fetched(store: Store, tmp_path: Path) 
     (tmp_path / "log").write_bytes(b"line\n")
     store.write("run-1/journal", b"{}")
     store.copy(tmp_path / "log", "run-1/attempt-1/node-0/log", lambda: None)
-    store.fetch("run-1/attempt-1/node-0/log", tmp_path / "fetched")
+    store.fetch("run-1/attempt-1/node-0/log", tmp_path / "fetched", lambda: None)
     assert store.list_files("run-1") == {"journal": 2, "attempt-1/node-0/log": 5}
     assert (store.read("run-1/journal"), (tmp_path / "fetched").read_bytes()) == (b"{}", b"line\n")
     assert store.read_all(["run-1/journal"]) == {"run-1/journal": b"{}"}
@@ -126,6 +126,17 @@ def test_call_ends_after_its_timeout() -> None:
     with pytest.raises(ArchiveError, match="refused"):
         call_bounded(lambda: (_ for _ in ()).throw(ArchiveError("s3://x", "refused")), 30.0, "s3://x")
     assert call_bounded(lambda: 7, 30.0, "s3://x") == 7
+
+
+def test_error_in_a_bounded_call_is_not_a_timeout() -> None:
+    """What a call raises about the content that it has read is reported as it is, and not as a missing answer."""
+
+    def read_time() -> None:
+        raise OverflowError("timestamp out of range")
+
+    with pytest.raises(ArchiveError, match="OverflowError: timestamp out of range") as caught:
+        call_bounded(read_time, 30.0, "s3://x")
+    assert isinstance(caught.value.__cause__, OverflowError)
 
 
 def test_fsspec_is_imported_only_for_an_archive() -> None:

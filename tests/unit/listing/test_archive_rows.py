@@ -1,5 +1,6 @@
 """The rows of archived runs, of which other machines have the folders."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -44,3 +45,16 @@ def test_finished_and_local_runs_are_selected(store: Store) -> None:
     assert [(row.name, row.state, row.note, row.is_over) for row in rows] == [
         ("mine-00000002", "failed", "it broke", True)
     ]
+
+
+def test_run_with_an_impossible_time_does_not_hide_the_others(store: Store) -> None:
+    """A journal with a time that no calendar has is one unreadable row, and the other runs are listed."""
+    start = {"at": 1e20, "event": "start", "run": "an-id", "profile": "mine"}
+    store.write("late-00000004/journal-0", json.dumps(start).encode() + b"\n")
+    rows = {row.name: row.state for row in list_archived_runs(store, set(), with_finished=True)}
+    assert rows == {
+        "torn-00000003": "unreadable",
+        "mine-00000001": "running",
+        "mine-00000002": "failed",
+        "late-00000004": "unreadable",
+    }

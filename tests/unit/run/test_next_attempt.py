@@ -137,6 +137,23 @@ def _add_checkpoints(ended: Attempt, *checkpoints: Checkpoint) -> Attempt:
     return ended.model_copy(update={"collected": collected})
 
 
+@pytest.mark.parametrize("relative_path", [None, "step-5"])
+def test_checkpoint_that_only_a_lost_machine_had_is_gone(runs: Path, relative_path: str | None) -> None:
+    """A checkpoint in the run's folder on another machine is not handed out here: the one before it is."""
+    own = create_run(runs, "new-1")
+    lost = build_checkpoint(f"{own.path}/checkpoints/step-5", saved_at=9.0)
+    lost = lost.model_copy(update={"relative_path": relative_path})
+    own.save_checkpoints(1, [build_checkpoint("/shared/step-4", saved_at=1.0), lost])
+    profile = load_profile("digits-local")
+    point = find_resume_point(own, profile)
+    assert point is not None
+    assert point.path == "/shared/step-4"
+    (own.path / "checkpoints" / "step-5").mkdir(parents=True)
+    point = find_resume_point(own, profile)
+    assert point is not None
+    assert point.path == lost.path
+
+
 def test_run_continues_from_an_earlier_run(runs: Path) -> None:
     """`resume` names a run, whose last complete checkpoint is used, or a path."""
     create_run(runs, "old-1").save_checkpoints(1, [build_checkpoint("/c/a")])

@@ -30,6 +30,7 @@ from torchyard.machines.job import MachinesJob
 from torchyard.machines.owner import MachinesOwner
 from torchyard.machines.processes import Watchdog
 from torchyard.model.errors import (
+    ArchiveError,
     ClusterError,
     DetachedError,
     FolderError,
@@ -63,6 +64,7 @@ from torchyard.run import runner as runner_module
 from torchyard.run.control import LocalControl, Terminated
 from torchyard.run.folder import AttemptPlan, RunFolder, list_run_folders, runs_folder
 from torchyard.run.runner import OpenAttempt, Runner
+from torchyard.run.services import NoArchive
 from torchyard.run.signals import CancelRequested, SignalHold, protect_run
 from torchyard.steps.hang_files import write_hang_files
 from torchyard.steps.step_functions import StepFunctions
@@ -536,6 +538,24 @@ def test_user_may_attach_as_often_as_it_takes(write: Write) -> None:
         runner.folder.record_event("start", entry="attach", first=1)
     runner.run()
     assert runner.folder.read_record().last_start["entry"] == "attach"
+
+
+def test_log_that_the_archive_does_not_send_ends_no_run(write: Write) -> None:
+    """A run whose ended job's logs do not arrive from the archive is left to the next process, which reads them."""
+    profile = build_lone_profile(write)
+    runner = create_runner(profile, RUN_ID, LocalControl(2), fail_with(None))
+    runner.folder.path.mkdir(parents=True)
+    runner.folder.record_event("start", entry="fresh", first=1)
+    plan = build_lone_plan(profile, runner.folder.path)
+    runner.folder.save_attempt_plan(1, AttemptPlan(plan=plan, deadlines=Deadlines()))
+    runner.folder.save_outcome(1, attempt(1, "node-lost").outcome)
+    archive = Mock(wraps=NoArchive())
+    archive.await_logs.side_effect = ArchiveError("s3://x", "connection refused")
+    runner.services = runner.services._replace(open_archive=lambda *_, **__: contextlib.nullcontext(archive))
+    with pytest.raises(DetachedError, match="connection refused"):
+        runner.run()
+    archive.await_logs.assert_called_once_with(1)
+    assert runner.folder.events()[-1]["event"] == "left"
 
 
 def test_error_of_a_run_that_never_began_is_its_end(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,4 +67,5 @@ def test_run_that_is_not_started_has_no_archive() -> None:
     """Before a run is started, nothing is archived, and nothing is missing there."""
     archive = NoArchive()
     archive.start()
+    archive.await_logs(1)
     assert (archive.fetch(), archive.describe(), archive.settle()) == (True, "", None)

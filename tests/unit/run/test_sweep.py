@@ -1,8 +1,10 @@
 """Cleaning up after a run whose launcher is dead, from its folder alone."""
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -16,8 +18,9 @@ from torchyard.host.processes import find_labelled
 from torchyard.model.errors import FolderError
 from torchyard.model.plan import CommandPlan
 from torchyard.model.profile import Deadlines
-from torchyard.model.run import Report
+from torchyard.model.run import Outcome, Report, Status
 from torchyard.run.folder import AttemptPlan, RunFolder
+from torchyard.run.services import NoArchive
 from torchyard.run.sweep import end_lost_run, is_run_open
 from torchyard.steps.submit import submit
 
@@ -165,6 +168,22 @@ def test_run_whose_logs_cannot_be_read_has_an_end(
     monkeypatch.setattr("torchyard.run.sweep.collect", fail)
     monkeypatch.setattr("torchyard.run.sweep.stop_job", fail)
     assert sweep(folder) == ((), [("an-id", "swept", REASON)])
+
+
+def test_archived_log_of_a_swept_run_is_read(folder: RunFolder, saved_plan: CommandPlan) -> None:
+    """The logs of a job whose end another machine has recorded are read once they have arrived from the archive."""
+    folder.save_outcome(1, Outcome(status=Status(state="failed", reason="it broke"), exit_codes={}))
+    (log_path,) = map(Path, saved_plan.logs.values())
+
+    def receive_log(attempt: int) -> None:
+        log_path.parent.mkdir(parents=True, exist_ok=True)
+        log_path.write_text("1700000000.0 | a line\n")
+
+    archive = Mock(NoArchive(), fetch=Mock(return_value=True), await_logs=receive_log)
+    end_lost_run(folder, "sweep", REASON, lambda *_, **__: contextlib.nullcontext(archive), lambda *_: None)
+    ended = folder.ended(1)
+    assert ended
+    assert [log.lines for log in ended.collected.logs] == [1]
 
 
 def test_end_of_a_swept_run_is_archived(folder: RunFolder, saved_plan: CommandPlan, tmp_path: Path) -> None:
