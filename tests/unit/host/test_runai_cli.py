@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from torchyard.host.runai_cli import RunaiJob, parse_statuses, query_job
+from torchyard.host.runai_cli import RunaiJob, copy_log, parse_statuses, query_job
 
 JOB = "sample-a1b2c3d4-1"
 
@@ -78,3 +78,16 @@ def test_missing_cli_does_not_show_that_the_job_is_missing(tmp_path: Path) -> No
     Path(job.cli).unlink()
     response = query_job(job)
     assert (response.exists, response.reason) == (None, f"cannot start {job.cli}: No such file or directory")
+
+
+# --- logs
+
+
+def test_line_with_carriage_returns_is_copied_once(tmp_path: Path) -> None:
+    """A progress bar or a CRLF line that is already in the copy is not appended again by the next copy."""
+    lines = b"2026-11-21T08:00:46.0Z windows\r\n2026-11-21T08:00:47.123Z \r 10%\r 20%\n"
+    (tmp_path / "log").write_bytes(lines)
+    (pod,) = build_job(tmp_path, f"cat {tmp_path}/log").pods
+    for _ in range(3):
+        assert copy_log(pod, has_ended=False) is None
+    assert Path(pod.copy_path).read_bytes() == lines.replace(b"Z ", b"Z node-0 | ")
