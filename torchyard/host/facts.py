@@ -106,9 +106,10 @@ def probe_package(requirement: Json) -> Json:
     if name == "python":
         version = "%d.%d.%d" % sys.version_info[:3]
     else:
-        version = _find_version(name)
-        if version is None:
+        installed_version = _find_version(name)
+        if installed_version is None:
             return failed(subject, "is not installed (%s)" % requirement["reason"], remedy)
+        version = installed_version
     if _parse_version(version) < _parse_version(needed_version):
         return failed(subject, "is %s, %s is needed" % (version, needed_version), remedy)
     recommended_version = requirement.get("recommended_version") or "0"
@@ -126,11 +127,11 @@ def _find_version(name: str) -> str | None:
     """
     for distribution in importlib.metadata.distributions(name=name):
         try:
-            version = distribution.metadata.get("Version")
+            metadata = distribution.metadata
         except OSError:  # an interpreter newer than 3.14, for a folder without METADATA
             continue
-        if version:
-            return version
+        if "Version" in metadata:
+            return metadata["Version"]
     return None
 
 
