@@ -296,12 +296,20 @@ def get_pod_status(state: Json, pod_name: str) -> Json:
 
 
 def copy_log(pod: RunaiPod, *, has_ended: bool) -> str | None:
-    """Append the log's new lines to the copy; return why the CLI could not print the log, None if it could.
+    """Append the log's new lines to the copy; return why that failed, None if it did not.
 
     The CLI is asked for the log since `_LOG_OVERLAP_S` before the newest line of the copy, and lines that the copy has
     already are skipped. A last line that is not complete is copied once the pod has ended. Lines without a time stamp
     are messages of the CLI and are not copied.
     """
+    try:
+        return _append_new_lines(pod, has_ended=has_ended)
+    except OSError as error:  # such as a full disk
+        return "cannot write %s: %s" % (pod.copy_path, error.strerror)
+
+
+def _append_new_lines(pod: RunaiPod, *, has_ended: bool) -> str | None:
+    """See `copy_log`. Returns why the CLI could not print the log. OSError if the copy cannot be written."""
     os.makedirs(os.path.dirname(pod.copy_path), exist_ok=True)
     prefix = (" %s | " % pod.node).encode()
     with hold_lock(pod.copy_path + ".lock"), open(pod.copy_path, "a+b") as file:

@@ -91,3 +91,10 @@ def test_line_with_carriage_returns_is_copied_once(tmp_path: Path) -> None:
     for _ in range(3):
         assert copy_log(pod, has_ended=False) is None
     assert Path(pod.copy_path).read_bytes() == lines.replace(b"Z ", b"Z node-0 | ")
+
+
+def test_copy_that_cannot_be_written_is_a_reason(tmp_path: Path) -> None:
+    """A disk that cannot take the log does not end the verb that copies it: it watches and deletes the job."""
+    (pod,) = build_job(tmp_path, "true").pods
+    (tmp_path / "run").touch()
+    assert copy_log(pod, has_ended=True) == f"cannot write {pod.copy_path}: Not a directory"
