@@ -179,7 +179,12 @@ def find_job(positional: list[str]) -> Path:
     if not positional:
         die("accepts 1 arg(s), received 0")
     if not (STATE / positional[0]).exists():
-        die(f"{'workload' if V2 else 'job'} {positional[0]} was not found")
+        if V2:
+            die(f"workload {positional[0]} was not found")
+        print(
+            f"The job {positional[0]} does not exist in project mlo. If the job exists in a different project, use -p."
+        )
+        sys.exit(1)
     return STATE / positional[0]
 
 

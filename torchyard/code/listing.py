@@ -1,6 +1,7 @@
 """The files of a folder that a job gets as its code: those that git does not ignore, whether git tracks them or not."""
 
 import os
+import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -99,9 +100,12 @@ class _Walker:
 
 
 def _read_outer_rules(folder: Path) -> Iterator[_RuleFile]:
-    """The rules that the repository around a folder has for it, the outermost first; none outside of a repository."""
+    """The rules that the repository around a folder has for it, the outermost first; none outside of a repository.
+
+    OSError if it cannot be read whether there is a repository, or its rules.
+    """
     for root in (folder, *folder.parents):
-        if (root / ".git").exists():
+        if _read_mode(str(root / ".git")) is not None:
             break
     else:
         return
@@ -115,12 +119,24 @@ def _read_outer_rules(folder: Path) -> Iterator[_RuleFile]:
 
 
 def _read_rules(path: str, folder: str) -> _RuleFile | None:
-    """The rules of a file, relative to `folder`; None if there is no such file. As git, it does not follow a link."""
-    if os.path.islink(path) or not os.path.isfile(path):
+    """The rules of a file, relative to `folder`; None if there is no such file. As git, it does not follow a link.
+
+    OSError if it cannot be read.
+    """
+    mode = _read_mode(path)
+    if mode is None or not stat.S_ISREG(mode):
         return None
     with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="\n") as file:
         lines = [line.removesuffix("\n").removesuffix("\r") for line in file]
     return _RuleFile(folder, parse_rules(lines))
+
+
+def _read_mode(path: str) -> int | None:
+    """The mode of a file, a folder or a link; None if there is none. OSError if that cannot be read."""
+    try:
+        return os.lstat(path).st_mode
+    except (FileNotFoundError, NotADirectoryError):  # in a worktree `.git` is a file
+        return None
 
 
 def _find_link_fault(folder: Path, name: str) -> str | None:

@@ -106,10 +106,10 @@ def probe_package(requirement: Json) -> Json:
     if name == "python":
         version = "%d.%d.%d" % sys.version_info[:3]
     else:
-        try:
-            version = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
+        installed_version = _find_version(name)
+        if installed_version is None:
             return failed(subject, "is not installed (%s)" % requirement["reason"], remedy)
+        version = installed_version
     if _parse_version(version) < _parse_version(needed_version):
         return failed(subject, "is %s, %s is needed" % (version, needed_version), remedy)
     recommended_version = requirement.get("recommended_version") or "0"
@@ -117,6 +117,22 @@ def probe_package(requirement: Json) -> Json:
         newer = "%s -m pip install '%s>=%s'" % (requirement["python"], name, recommended_version)
         return warning(subject, "is %s: %s" % (version, requirement["limitation"]), newer)
     return passed(subject, version)
+
+
+def _find_version(name: str) -> str | None:
+    """The version of an installed package; None if it is not installed.
+
+    The folder that a broken uninstallation or a full disk has left (`torch-2.1.0.dist-info` without METADATA) is not an
+    installation; the package may be installed beside it.
+    """
+    for distribution in importlib.metadata.distributions(name=name):
+        try:
+            metadata = distribution.metadata
+        except OSError:  # an interpreter newer than 3.14, for a folder without METADATA
+            continue
+        if "Version" in metadata:
+            return metadata["Version"]
+    return None
 
 
 def _parse_version(version: str) -> list[int]:

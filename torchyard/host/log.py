@@ -192,8 +192,9 @@ def list_final_lines(output: bytes) -> list[bytes]:
 
 
 def read_tail(file: BinaryIO) -> list[bytes]:
-    """The lines in the last 4 MiB of a file, without their line ends."""
-    return _read_tail_bytes(file).splitlines()
+    """The lines in the last 4 MiB of a file, without their newlines. A carriage return is a part of its line."""
+    *complete_lines, last_line = _read_tail_bytes(file).split(b"\n")
+    return complete_lines + [last_line] if last_line else complete_lines
 
 
 def _read_tail_bytes(file: BinaryIO) -> bytes:

@@ -20,13 +20,13 @@ The job lives in Run:ai. FOLDER (the attempt's, shared by all of its pods) holds
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import json
 import os
 import signal
 import sys
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, NoReturn
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
@@ -55,8 +55,9 @@ _SUBMIT_TIMEOUT_S = 45
 _POLL_INTERVAL_S = 0.3  # between two looks at the stored state
 _LAST_COPY_INTERVAL_S = 0.5  # between two copies of the log of a pod that has ended
 _MAX_CLI_PROCESSES = 8  # that copy logs at once
+_COPY_TIMEOUT_S = 20.0  # for the logs of all pods: the job must be deleted before the launcher ends the verb
 _DELETE_COMMAND_TIMEOUT_S = 30
-_DELETE_TIMEOUT_S = 60.0  # seconds that a deletion may take: a pod's grace is 30
+_DELETE_TIMEOUT_S = 60.0  # seconds that a deletion may take, with the copying before it: a pod's grace is 30
 
 
 def _refresh_state(job: RunaiJob) -> Json:
@@ -88,7 +89,9 @@ def update_state(state: Json, response: JobResponse) -> Json:
 
 
 def _load_state(job: RunaiJob) -> Json:
-    """The job's stored state; an empty one if the job is new or the folder was lost.
+    """The job's stored state; an empty one if the job is new, or the file was lost or torn by a power cut.
+
+    OSError if it cannot be read: it must not be replaced then.
 
     Keys: `queried_at`, when the CLI was last queried, and `submitted_at`, both by the clock since boot; `submitted`, in
     seconds since the epoch; `reason`, why the last query failed, or empty; `missing`, consecutive responses without the
@@ -99,7 +102,7 @@ def _load_state(job: RunaiJob) -> Json:
     try:
         with open(file_path(job.folder, "state"), encoding="utf-8") as file:
             return json.load(file)
-    except (OSError, ValueError):
+    except (FileNotFoundError, ValueError):
         state = {
             "queried_at": NEVER,
             "submitted_at": NEVER,
@@ -233,36 +236,41 @@ class _PodReader:
 def _cancel_job(job: RunaiJob, run: str) -> Json:
     """Delete the job and wait until it is gone. Its logs are deleted with it, so they are copied first.
 
+    Logs that cannot be copied, or not in time, are lost: without a lease, a job that is not deleted would keep running.
     A job of this name that is labelled with another run is not touched: this run has none.
     """
-    os.makedirs(job.folder, exist_ok=True)
     response = query_job(job)
     if response.exists and response.run not in ("", run):
         return {"phase": "absent", "left": []}
     reason = response.reason
     deadline = time.monotonic() + _DELETE_TIMEOUT_S
     if response.exists:
-        _copy_all_logs(job)
+        pool = ThreadPoolExecutor(_MAX_CLI_PROCESSES)  # not waited for: a CLI that hangs must not hold up the deletion
+        _copy_all_logs(job, pool)
         exit_code, output = query_cli(job.build_argv("delete"), timeout_s=_DELETE_COMMAND_TIMEOUT_S)
         reason = find_error_line(output) if exit_code else "it still exists"
         response = query_job(job)
         while response.exists and time.monotonic() < deadline:
-            _copy_all_logs(job)
+            _copy_all_logs(job, pool)
             time.sleep(0.5)
             response = query_job(job)
     leftovers: list[str] = []
     if response.exists is not False:
         leftovers.append("job %s of project %s: %s" % (job.name, job.project, reason))
-    with hold_lock(file_path(job.folder, "state.lock")):
-        state = dict(_load_state(job), is_deleted=not leftovers, queried_at=read_boot_clock())
-        _save_state(job, state)
+    with contextlib.suppress(OSError):  # a watch then learns it from the CLI
+        os.makedirs(job.folder, exist_ok=True)
+        with hold_lock(file_path(job.folder, "state.lock")):
+            state = dict(_load_state(job), is_deleted=not leftovers, queried_at=read_boot_clock())
+            _save_state(job, state)
     return {"phase": "running" if leftovers else "absent", "left": leftovers}
 
 
-def _copy_all_logs(job: RunaiJob) -> None:
-    """Copy the rest of every pod's log, as far as it is available."""
-    with ThreadPoolExecutor(_MAX_CLI_PROCESSES) as pool:
-        list(pool.map(functools.partial(copy_log, has_ended=False), job.pods))  # `list` raises a thread's error
+def _copy_all_logs(job: RunaiJob, pool: ThreadPoolExecutor) -> None:
+    """Copy the rest of every pod's log, as far as possible within `_COPY_TIMEOUT_S`. No error of it is raised."""
+    copies = [pool.submit(copy_log, pod, has_ended=False) for pod in job.pods]
+    wait(copies, timeout=_COPY_TIMEOUT_S)
+    for copy in copies:
+        copy.cancel()  # those that have not started
 
 
 def _become_cli(verb: str, job: RunaiJob, args: list[str]) -> NoReturn:
@@ -282,18 +290,18 @@ def _become_cli(verb: str, job: RunaiJob, args: list[str]) -> NoReturn:
         sys.exit("cannot start %s: %s" % (argv[0], error.strerror))
 
 
-def main(verb: str, job: RunaiJob, args: list[str]) -> int:
+def main(verb: str, job: RunaiJob, args: list[str]) -> NoReturn:
     if verb in ("enter", "forward"):
         _become_cli(verb, job, args)
     os.umask(0o077)  # logs are the user's alone
     if verb == "watch":
-        os._exit(0 if _watch_job(job) else 1)  # without waiting for threads
+        os._exit(0 if _watch_job(job) else 1)  # without waiting for the threads that copy logs
     requests: dict[str, Json] = json.load(sys.stdin)
     ((node, request),) = requests.items()  # the job has one request, that of its first pod
     response = _submit_job(job, request["spec"]) if verb == "submit" else _cancel_job(job, request["run"])
-    print(json.dumps({node: response}))
-    return 0
+    print(json.dumps({node: response}), flush=True)
+    os._exit(0)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[7], RunaiJob(sys.argv[1:7]), sys.argv[8:]))
+    main(sys.argv[7], RunaiJob(sys.argv[1:7]), sys.argv[8:])

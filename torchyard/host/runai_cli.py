@@ -22,7 +22,13 @@ Json = Any
 _JOB_COMMANDS = {"cli-v1": [], "cli-v2": ["training", "pytorch"]}
 _V1_JOB_VERBS = ("describe", "delete")  # of v1, for several kinds of objects
 _DEFAULT_POD_LIMIT = 10  # pods that v2 describes by default
-_MISSING_MESSAGE = re.compile(r"not found|n[o']t exist|could not find|no such|couldn't find", re.IGNORECASE)
+_NAME_END = r"(?![\w-]|[./']\w)"  # not a pod's name, a host's or the file of a path, which begin with the job's
+_MISSING_MESSAGES = (  # `The job NAME does not exist in project P`, `workload not found`; `could not find job NAME`
+    r"(?<![\w./-])(?:%s|job|workload)" + _NAME_END + r"[\\\"'`)]* +(?:(?:was|is|does|could|can)? ?n[o']t|cannot)"
+    r" +(?:be +)?(?:found|exist)",
+    r"(?:n[o']t find|(?:failed|unable) to find|no such)"
+    r" +(?:(?:the|a|any|training|pytorch|job|workload|with|name|named):? +)*[\\\"'`(]*%s" + _NAME_END,
+)
 _RUN_LABEL = re.compile(r'torchyard/cli-run"?\s*[,:=]\s*(?:"value"\s*:\s*)?"?([a-z0-9-]+)')
 _STATUS_KEYS = ("status", "phase", "state")
 _NAME_KEYS = ("name", "podname", "pod")
@@ -111,7 +117,7 @@ def query_cli(argv: list[str], *, timeout_s: float) -> tuple[int, str]:
 class JobResponse(NamedTuple):
     """What the CLI reports about a job.
 
-    exists: None if that is unknown, for the given `reason`: logins expire and networks break.
+    exists: None if that is unknown, for the given `reason`: logins expire, networks break, and the CLI is replaced.
     reason: why there is no status; empty if there is one.
     statuses: the job's own under an empty name, each pod's under its name.
     run: the run that the job is labelled with; empty without that label.
@@ -133,11 +139,18 @@ def query_job(job: RunaiJob) -> JobResponse:
     if statuses.get(""):
         label = _RUN_LABEL.search(output)
         return JobResponse(True, "", statuses, label.group(1) if label else "")
-    reason = find_error_line(output) if exit_code else "its response has no status of the job"
-    for line in output.splitlines():
-        if _MISSING_MESSAGE.search(line) and "project" not in line.lower():
-            return JobResponse(False, reason, {}, "")
-    return JobResponse(None, reason, {}, "")
+    if exit_code == 0:
+        return JobResponse(None, "its response has no status of the job", {}, "")
+    exists = False if _reports_missing(output, job.name) else None
+    return JobResponse(exists, find_error_line(output), {}, "")
+
+
+def _reports_missing(output: str, job_name: str) -> bool:
+    """Whether an error of the CLI states that the job does not exist.
+
+    Hosts, files, programs, pages, clusters and projects are also "not found", and then nothing is known about the job.
+    """
+    return any(re.search(pattern % re.escape(job_name), output, re.IGNORECASE) for pattern in _MISSING_MESSAGES)
 
 
 def find_error_line(output: str) -> str:
@@ -283,12 +296,20 @@ def get_pod_status(state: Json, pod_name: str) -> Json:
 
 
 def copy_log(pod: RunaiPod, *, has_ended: bool) -> str | None:
-    """Append the log's new lines to the copy; return why the CLI could not print the log, None if it could.
+    """Append the log's new lines to the copy; return why that failed, None if it did not.
 
     The CLI is asked for the log since `_LOG_OVERLAP_S` before the newest line of the copy, and lines that the copy has
     already are skipped. A last line that is not complete is copied once the pod has ended. Lines without a time stamp
     are messages of the CLI and are not copied.
     """
+    try:
+        return _append_new_lines(pod, has_ended=has_ended)
+    except OSError as error:  # such as a full disk
+        return "cannot write %s: %s" % (pod.copy_path, error.strerror)
+
+
+def _append_new_lines(pod: RunaiPod, *, has_ended: bool) -> str | None:
+    """See `copy_log`. Returns why the CLI could not print the log. OSError if the copy cannot be written."""
     os.makedirs(os.path.dirname(pod.copy_path), exist_ok=True)
     prefix = (" %s | " % pod.node).encode()
     with hold_lock(pod.copy_path + ".lock"), open(pod.copy_path, "a+b") as file:

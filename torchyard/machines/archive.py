@@ -85,6 +85,8 @@ def _extract_members(stream: IO[bytes], folder: Path) -> dict[str, Any]:
                     _extract_member(archive, member, folder)
     except tarfile.TarError as error:
         raise OSError(f"the archive is incomplete: {error}") from error
+    except (RecursionError, OverflowError) as error:  # tarfile calls itself for each header before a member
+        raise OSError(f"not a tar of ours: its headers cannot be read: {error}") from error
     if last_name != END_MEMBER:
         raise OSError("the archive is incomplete")
     for name, target in links:
@@ -113,7 +115,7 @@ def _check_limits(member: tarfile.TarInfo, index: int, folder: Path) -> None:
     if len(os.fsencode(member.name)) > _MAX_NAME_BYTES:
         raise OSError(f"the archive holds a name of more than {_MAX_NAME_BYTES} bytes: {member.name[:60]}...")
     free_bytes = shutil.disk_usage(folder).free
-    if member.isreg() and member.size > max(0, free_bytes - _RESERVED_BYTES):
+    if member.size > max(0, free_bytes - _RESERVED_BYTES):  # of any kind: tarfile reads what it skips
         raise OSError(f"no room here for {member.name}: {member.size >> 20} MiB, and {free_bytes >> 20} MiB are free")
 
 

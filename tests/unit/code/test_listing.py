@@ -1,9 +1,12 @@
 """The files of a folder with code, compared with those that git lists."""
 
+import errno
 import os
 import socket
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -116,3 +119,19 @@ def test_unreadable_folder_is_an_error(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(os, "scandir", refuse)
     with pytest.raises(PermissionError):
         list_files(tmp_path, (), Path("/runs"))
+
+
+@pytest.mark.parametrize("name", [".gitignore", "pkg/.gitignore", ".git", ".git/info/exclude"])
+def test_rules_that_cannot_be_read_are_an_error(repository: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """A share that does not respond shows no rules: the files that they ignore must not be packed for that."""
+    for status_name in ("stat", "lstat"):
+        read_status = getattr(os, status_name)
+
+        def fail(path: str, *, read_status: Callable[..., os.stat_result] = read_status, **options: Any) -> Any:
+            if os.fspath(path) == str(repository / name):
+                raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), path)
+            return read_status(path, **options)
+
+        monkeypatch.setattr(os, status_name, fail)
+    with pytest.raises(OSError, match="Stale file handle"):
+        list_files(repository, (), Path("/runs"))

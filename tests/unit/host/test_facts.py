@@ -60,6 +60,16 @@ def test_missing_package_is_reported_with_its_install_command() -> None:
     assert "-m pip install 'no-such-thing>=2.0'" in check.remedy
 
 
+def test_leftover_of_a_package_is_not_an_installation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder without METADATA is what a broken uninstallation leaves, and the package may be installed elsewhere."""
+    (tmp_path / "torch-99.dist-info").mkdir()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert run_check(TORCH).verdict == "ok"
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    check = run_check(TORCH)
+    assert (check.verdict, check.what) == ("failed", "is not installed (torchrun starts the job)")
+
+
 @pytest.mark.parametrize(
     ("installed", "needed", "verdict"),
     [
@@ -74,7 +84,8 @@ def test_versions_are_compared_by_their_numbers(
     monkeypatch: pytest.MonkeyPatch, installed: str, needed: str, verdict: str
 ) -> None:
     """2.10 is newer than 2.9, and the suffix after a plus, such as the CUDA version, is not part of a release."""
-    monkeypatch.setattr(importlib.metadata, "version", lambda _: installed)
+    distribution = SimpleNamespace(metadata={"Version": installed})
+    monkeypatch.setattr(importlib.metadata, "distributions", lambda **_: [distribution])
     check = run_check(TORCH.model_copy(update={"minimum_version": needed}))
     assert check.verdict == verdict
     assert check.what == (installed if verdict == "ok" else f"is {installed}, {needed} is needed")

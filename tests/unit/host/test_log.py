@@ -10,7 +10,7 @@ import pytest
 
 from tests.processes.supervised import call_supervisor, read_log_texts, start_script, wait_for_exit, watch_to_the_end
 from tests.support.waiting import wait_until
-from torchyard.host.log import ProcessLog, recover_output
+from torchyard.host.log import ProcessLog, read_tail, recover_output
 from torchyard.host.state import view_state
 
 
@@ -37,6 +37,13 @@ def test_endless_line_is_split(folder: Path) -> None:
     wait_for_exit(folder)
     assert len(read_log_texts(folder)) == 3
     assert sum(map(len, read_log_texts(folder))) == 3_000_000
+
+
+def test_carriage_return_does_not_split_a_line(tmp_path: Path) -> None:
+    """The tail of a file has the lines that newlines end, with the carriage returns of a progress bar or of CRLF."""
+    (tmp_path / "log").write_bytes(b"\r 10%\r 20%\nwindows\r\n\x0b\x0c\nunfinished")
+    with (tmp_path / "log").open("rb") as file:
+        assert read_tail(file) == [b"\r 10%\r 20%", b"windows\r", b"\x0b\x0c", b"unfinished"]
 
 
 # --- lines that torchrun had on disk and the log did not have

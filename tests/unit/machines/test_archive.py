@@ -96,23 +96,48 @@ def test_links_inside_are_kept(tmp_path: Path) -> None:
     assert (checkpoints / "best").samefile(checkpoints / "last")
 
 
-def build_oversized_member(name: str) -> tarfile.TarInfo:
-    big = build_member(name)
+def build_oversized_member(name: str, kind: bytes = tarfile.REGTYPE) -> tarfile.TarInfo:
+    big = build_member(name, kind)
     big.size = 1 << 60
     return big
 
 
 @pytest.mark.parametrize(("oversized", "message"), [
     (build_oversized_member("big"), "no room here for big: "),
+    (build_oversized_member("big", b"Z"), "no room here for big: "),
     (build_member("n" * 2000), "a name of more than 1024 bytes: nnn"),
     (build_member("n" * 100_000), "not a tar of ours: a header of 100"),
-], ids=["size", "name", "header"])  # fmt: skip
+], ids=["size", "unknown-kind", "name", "header"])  # fmt: skip
 def test_tar_that_is_too_large_is_refused(tmp_path: Path, oversized: tarfile.TarInfo, message: str) -> None:
     """A tar that would fill the disk or the memory is refused, and earlier files stay."""
     unpack_archive(tmp_path / "files", io.BytesIO(), build_tar(build_member("first")))
     with pytest.raises(OSError, match=message):
         unpack_archive(tmp_path / "files", io.BytesIO(), build_tar(oversized))
     assert [path.name for path in tmp_path.rglob("*")] == ["files", "first"]
+
+
+def build_headers(kind: bytes, content: bytes, count: int) -> io.BytesIO:
+    """A tar of one file after `count` headers, each of which has the same content."""
+    header = tarfile.TarInfo("header")
+    header.type = kind
+    header.size = len(content)
+    block = header.tobuf(tarfile.USTAR_FORMAT) + content.ljust(tarfile.BLOCKSIZE, b"\0")
+    return io.BytesIO(block * count + build_tar().getvalue())
+
+
+@pytest.mark.parametrize(
+    "tar",
+    [
+        build_headers(tarfile.GNUTYPE_LONGNAME, b"name\0", 2000),
+        build_headers(tarfile.XHDTYPE, b"13 path=name\n", 2000),
+        build_headers(tarfile.XHDTYPE, b"99999999999999999999 path=name\n", 1),
+    ],
+    ids=["names", "attributes", "length"],
+)
+def test_tar_whose_headers_cannot_be_read_is_refused(tmp_path: Path, tar: io.BytesIO) -> None:
+    """Headers without end, or one with a length that no tar has, are an error of the tar and not of the launcher."""
+    with pytest.raises(OSError, match="not a tar of ours: its headers cannot be read"):
+        unpack_archive(tmp_path / "files", io.BytesIO(), tar)
 
 
 def test_absolute_name_stays_inside(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def unpack_source(source: str, folder: str, digest: str) -> None:
         url = file.read().strip()
     # The image may have no other place that is large enough. The file has no name, so it is not among the code.
     with tempfile.TemporaryFile(dir=folder) as download:
-        _download(url, download)
+        _download(url, download, digest)
         unpack_code(download, folder, digest)
 
 
@@ -64,9 +64,14 @@ def read_digest(archive: IO[bytes]) -> str:
     return sha256.hexdigest()
 
 
-def _download(url: str, download: IO[bytes]) -> None:
-    """Write what a URL serves to a file. OSError after several tries, or at once if the server refuses the request."""
-    import urllib.error  # most code comes without a download, and these take a moment
+def _download(url: str, download: IO[bytes], digest: str) -> None:
+    """Write what a URL serves to a file. OSError after several tries, or at once if the server refuses the request.
+
+    A connection that breaks may look like the end of the file: only the digest shows that all of it came. After the
+    last try the file may have another digest.
+    """
+    import http.client  # most code comes without a download, and these take a moment
+    import urllib.error
     import urllib.request
 
     for tries_left in reversed(range(_DOWNLOAD_TRIES)):
@@ -75,15 +80,19 @@ def _download(url: str, download: IO[bytes]) -> None:
         try:
             with urllib.request.urlopen(url, timeout=_DOWNLOAD_TIMEOUT_S) as response:
                 shutil.copyfileobj(response, download, _READ_BYTES)
-            return
+            if not tries_left or read_digest(download) == digest:
+                return
         except urllib.error.HTTPError as error:
             if error.code < 500 or not tries_left:
                 hint = ": the signed URL may have expired" if error.code == 403 else ""
                 raise OSError(errno.EIO, "the object store responded %d%s" % (error.code, hint)) from None
-        except (OSError, ValueError) as error:
+        except OSError as error:
             if not tries_left:
                 reason = getattr(error, "reason", error)
                 raise OSError(errno.EIO, "cannot download it: %s" % reason) from None
+        except (ValueError, http.client.HTTPException) as error:
+            if not tries_left:  # the error's text may contain the URL
+                raise OSError(errno.EIO, "cannot download it: %s" % type(error).__name__) from None
         time.sleep(_DOWNLOAD_PAUSE_S)
 
 

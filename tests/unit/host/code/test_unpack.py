@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from socketserver import StreamRequestHandler, TCPServer
 from threading import Thread
 
 import pytest
@@ -68,12 +69,61 @@ def test_archive_is_downloaded(source: Path, tmp_path: Path, server_url: str) ->
     assert [path.name for path in (tmp_path / "code").iterdir()] == ["pkg"]
 
 
+BROKEN_RESPONSES = {
+    "length": b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\nhalf",
+    "chunks": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nff\r\nhalf",
+    "no-length": b"HTTP/1.1 200 OK\r\n\r\nhalf",
+    "no-status": b"half\r\n\r\n",
+    "nothing": b"",
+}
+
+
+@pytest.fixture
+def broken_url(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The URL of a server that breaks its first connection off after `request.param`, and then serves the archive."""
+    monkeypatch.setattr(unpack, "_DOWNLOAD_PAUSE_S", 0.0)
+    complete_response = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(ARCHIVE), ARCHIVE)
+    responses = iter([request.param])
+
+    class Handler(StreamRequestHandler):
+        def handle(self) -> None:
+            while self.rfile.readline().strip():
+                pass
+            self.wfile.write(next(responses, complete_response))
+
+    with TCPServer(("127.0.0.1", 0), Handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}/"
+        server.shutdown()
+
+
+@pytest.mark.parametrize("broken_url", BROKEN_RESPONSES.values(), ids=BROKEN_RESPONSES, indirect=True)
+def test_download_that_breaks_off_is_repeated(source: Path, tmp_path: Path, broken_url: str) -> None:
+    """A download that was cut off is repeated, also if the end of the connection looks like that of the file."""
+    (source / "url").write_text(broken_url)
+    unpack_source(str(source), str(tmp_path / "code"), DIGEST)
+    assert [path.name for path in (tmp_path / "code").iterdir()] == ["pkg"]
+
+
+def test_download_of_another_archive_is_refused(source: Path, tmp_path: Path, server_url: str) -> None:
+    """A URL that serves another archive at each try is refused with both digests."""
+    (source / "url").write_text(f"{server_url}/code.tar.gz")
+    with pytest.raises(OSError, match=f"SHA-256 is {DIGEST}, not 000"):
+        unpack_source(str(source), str(tmp_path / "code"), "0" * 64)
+
+
 @pytest.mark.parametrize(
-    ("path", "expected"), [("/gone?sig=secret", "the object store responded 404"), (None, "cannot download it: ")]
+    ("url", "expected"),
+    [
+        ("{server_url}/gone?sig=secret", "the object store responded 404"),
+        ("http://127.0.0.1:1/?sig=secret", "cannot download it: "),
+        ("http://127.0.0.1:1/?sig=a secret", "cannot download it: "),
+        ("secret/without/scheme", "cannot download it: "),
+    ],
 )
-def test_url_is_not_printed(source: Path, tmp_path: Path, server_url: str, path: str | None, expected: str) -> None:
+def test_url_is_not_printed(source: Path, tmp_path: Path, server_url: str, url: str, expected: str) -> None:
     """A refused or impossible download is an error without the URL, which is a secret."""
-    (source / "url").write_text(f"{server_url}{path}" if path else "http://127.0.0.1:1/?sig=secret")
+    (source / "url").write_text(url.format(server_url=server_url))
     with pytest.raises(OSError, match=expected) as raised:
         unpack_source(str(source), str(tmp_path / "code"), DIGEST)
     assert "secret" not in str(raised.value)
