@@ -13,7 +13,7 @@ from torchyard.run.record import JournalEvent, RunRecord, find_last_event, has_l
 EntryMode = Literal["fresh", "attach", "finish", "echo", "give-up"]
 RecoveryAction = Literal["leave", "schedule", "finish", "report"]
 MAX_LOSSES = 3
-# Processes that die in a row are a loop only if each of them died sooner after its start than this.
+# Processes that die in a row are a loop only if each of them had died sooner after its start than this.
 _SHORT_LAUNCH_S = 600.0
 # Our messages in Prefect when we schedule a run: they distinguish us from a user who schedules it.
 LOST_MESSAGE = "its process was lost: it resumes"
@@ -50,15 +50,20 @@ class ReportedState(NamedTuple):
     set_at: float = 0.0
 
 
-def choose_entry(record: RunRecord, is_retry_requested: Callable[[], bool], *, is_automatic: bool = True) -> EntryMode:
-    """How a new process of the run starts. `is_automatic`: recovery may have started it, and not a user.
+def choose_entry(
+    record: RunRecord, is_retry_requested: Callable[[], bool], now: float, *, is_automatic: bool = True
+) -> EntryMode:
+    """How a new process of the run starts.
+
+    now: when it starts, in seconds since the epoch.
+    is_automatic: recovery may have started it, and not a user.
 
     fresh      no process has run it yet, or it ended and a user requests it again (`is_retry_requested`)
     attach     the last process was lost: attach to its job
     finish     the last process was lost while it was ending the run, whatever the end: end it now
     echo       the run has ended and no user has requested it again: report the same end again
-    give-up    three processes in a row died at the same step, each soon after its start, and recovery would start the
-               next ones too; those that left soon because of their own problem are not counted
+    give-up    three processes in a row died at the same step, each was replaced soon after its start, and recovery
+               would start the next ones too; those that left soon because of their own problem are not counted
     """
     if not record.events:
         return "fresh"
@@ -66,17 +71,24 @@ def choose_entry(record: RunRecord, is_retry_requested: Callable[[], bool], *, i
         return _choose_entry_after_end(record.end, is_retry_requested)
     if record.ending:
         return "finish"
-    return "give-up" if is_automatic and _is_loop(record) else "attach"
+    return "give-up" if is_automatic and _is_loop(record, now) else "attach"
 
 
-def _is_loop(record: RunRecord) -> bool:
-    """Whether the processes of the run die again and again. One that left soon shows neither that nor the opposite."""
-    recent = [launch for launch in record.launches if not (has_left(launch) and _is_short_launch(launch))]
-    recent = recent[-MAX_LOSSES:]
-    is_lost = len(recent) == MAX_LOSSES and all(
-        launch[-1]["event"] != "end" and _is_short_launch(launch) for launch in recent
-    )
-    return is_lost and len({_find_last_step(launch) for launch in recent}) == 1
+def _is_loop(record: RunRecord, now: float) -> bool:
+    """Whether the processes of the run die again and again. One that left soon shows neither that nor the opposite.
+
+    `now`: when the next process starts.
+    """
+    starts = [float(launch[0]["at"]) for launch in record.launches]
+    loss_steps: list[str | None] = []  # by process, the oldest first; None for one that was not lost soon
+    for process_events, next_start in zip(record.launches, [*starts[1:], now], strict=True):
+        is_short = _is_short_launch(process_events, next_start)
+        if is_short and has_left(process_events):
+            continue
+        is_lost_soon = is_short and process_events[-1]["event"] != "end"
+        loss_steps.append(_find_last_step(process_events) if is_lost_soon else None)
+    recent = loss_steps[-MAX_LOSSES:]
+    return len(recent) == MAX_LOSSES and len(set(recent)) == 1 and recent[0] is not None
 
 
 def _choose_entry_after_end(end: str, is_retry_requested: Callable[[], bool]) -> EntryMode:
@@ -193,8 +205,14 @@ def _is_end(state: ReportedState) -> bool:
     return state.kind in _FINAL_STATE_TYPES and state.name != CRASHED
 
 
-def _is_short_launch(process_events: Sequence[JournalEvent]) -> bool:
-    return float(process_events[-1]["at"]) - float(process_events[0]["at"]) < _SHORT_LAUNCH_S
+def _is_short_launch(process_events: Sequence[JournalEvent], next_start: float) -> bool:
+    """Whether a process is proven to have ended soon after its start. `next_start`: when the next process started.
+
+    Its last event does not prove that, because nothing is journalled while a job trains: only its departure, or the
+    next process's start does, unless that is earlier, by the clock of another machine.
+    """
+    ended_at = find_last_event(process_events, "left").get("at", next_start)
+    return 0 <= float(ended_at) - float(process_events[0]["at"]) < _SHORT_LAUNCH_S
 
 
 def _find_last_step(process_events: Sequence[JournalEvent]) -> str:

@@ -11,6 +11,7 @@ from torchyard.run.record import JobRecord, JournalEvent, RunRecord
 
 MOVED: list[dict[str, Any]] = [{"event": "start", "entry": "moved", "at": 1.0}]
 WAITED = process_events("preflight", "submit", "wait")
+WAITED_SINCE = NOW - 1.0
 
 
 @pytest.mark.parametrize(
@@ -19,12 +20,12 @@ WAITED = process_events("preflight", "submit", "wait")
         ([], None, False),
         ([process_events("preflight", "submit")], None, False),
         ([process_events("preflight", "submit"), process_events()], None, True),
-        ([WAITED, process_events()], NOW, True),
-        ([WAITED, process_events("submit", "wait", lasting=-40.0), process_events()], NOW, True),
+        ([WAITED, process_events()], WAITED_SINCE, True),
+        ([WAITED, process_events("submit", "wait", lasting=-40.0), process_events()], WAITED_SINCE, True),
         ([process_events("submit", "wait", "collect", "teardown"), process_events()], None, False),
         ([process_events("submit", "wait", "teardown", "submit"), process_events()], None, True),
         ([process_events("submit", "wait", end="swept", by="sweep"), process_events()], None, False),
-        ([WAITED, process_events(end="gave-up"), process_events()], NOW, True),
+        ([WAITED, process_events(end="gave-up"), process_events()], WAITED_SINCE, True),
         ([MOVED], None, True),
     ],
 )

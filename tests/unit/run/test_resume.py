@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.builders.journals import NOW, process_events
+from tests.builders.journals import NOW, join_launches, process_events
 from torchyard.model.errors import DetachedError
 from torchyard.run.record import RunRecord
 from torchyard.run.resume import (
@@ -27,6 +27,7 @@ from torchyard.run.resume import (
 
 DIED = process_events("preflight", "submit", "wait")
 DAYS = process_events("wait", lasting=9000.0)
+AHEAD = process_events("wait", lasting=-40.0)  # by a clock that is ahead of the next process's
 LEFT = [*DIED, {"event": "left", "at": NOW, "sentence": "403"}]
 LEFT_LATE = [*DAYS, {"event": "left", "at": NOW, "sentence": "403"}]
 ENDING = {"event": "ending", "at": NOW, "end": "cancelled"}
@@ -42,6 +43,9 @@ ENDING = {"event": "ending", "at": NOW, "end": "cancelled"}
         ([DIED, DIED, DIED], False, "give-up"),
         ([DIED, process_events("preflight"), DIED], False, "attach"),
         ([DIED, DAYS, DIED], False, "attach"),
+        ([DAYS, DAYS, DAYS], False, "attach"),
+        ([DIED, DIED, DAYS], False, "attach"),
+        ([DIED, AHEAD, DIED], False, "attach"),
         ([LEFT, LEFT, LEFT, LEFT], False, "attach"),
         ([DIED, LEFT, DIED, LEFT], False, "attach"),
         ([DIED, LEFT, DIED, LEFT, DIED], False, "give-up"),
@@ -66,13 +70,13 @@ def test_entry_follows_from_the_journal(
     launches: list[list[dict[str, Any]]], is_requested: bool, expected: str
 ) -> None:
     """A lost run is attached to, a crash loop is given up, and an ended run restarts only if a user requests it."""
-    assert choose_entry(RunRecord([event for launch in launches for event in launch]), lambda: is_requested) == expected
+    assert choose_entry(RunRecord(join_launches(launches)), lambda: is_requested, NOW) == expected
 
 
 def test_run_that_only_users_start_is_never_given_up() -> None:
     """A user who attaches after three deaths has requested that: without recovery there is no loop."""
     record = RunRecord([*DIED, *DIED, *DIED])
-    assert choose_entry(record, lambda: False, is_automatic=False) == "attach"
+    assert choose_entry(record, lambda: False, NOW, is_automatic=False) == "attach"
 
 
 def test_prefect_is_not_queried_about_a_run_without_an_end() -> None:
@@ -81,7 +85,7 @@ def test_prefect_is_not_queried_about_a_run_without_an_end() -> None:
     def query_prefect() -> bool:
         raise AssertionError("Prefect was queried")
 
-    assert choose_entry(RunRecord(DIED), query_prefect) == "attach"
+    assert choose_entry(RunRecord(DIED), query_prefect, NOW) == "attach"
 
 
 FIRST = [
