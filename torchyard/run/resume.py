@@ -51,14 +51,15 @@ class ReportedState(NamedTuple):
 
 
 def choose_entry(
-    record: RunRecord, is_retry_requested: Callable[[], bool], now: float, *, is_automatic: bool = True
+    record: RunRecord, is_retry_requested: Callable[[int], bool], now: float, *, is_automatic: bool = True
 ) -> EntryMode:
     """How a new process of the run starts.
 
+    is_retry_requested: whether a user has requested the run again since its process with this count has started.
     now: when it starts, in seconds since the epoch.
     is_automatic: recovery may have started it, and not a user.
 
-    fresh      no process has run it yet, or it ended and a user requests it again (`is_retry_requested`)
+    fresh      no process has run it yet, or it ended and a user requests it again
     attach     the last process was lost: attach to its job
     finish     the last process was lost while it was ending the run, whatever the end: end it now
     echo       the run has ended and no user has requested it again: report the same end again
@@ -68,7 +69,7 @@ def choose_entry(
     if not record.events:
         return "fresh"
     if record.end:
-        return _choose_entry_after_end(record.end, is_retry_requested)
+        return _choose_entry_after_end(record, is_retry_requested)
     if record.ending:
         return "finish"
     return "give-up" if is_automatic and _is_loop(record, now) else "attach"
@@ -91,16 +92,16 @@ def _is_loop(record: RunRecord, now: float) -> bool:
     return len(recent) == MAX_LOSSES and len(set(recent)) == 1 and recent[0] is not None
 
 
-def _choose_entry_after_end(end: str, is_retry_requested: Callable[[], bool]) -> EntryMode:
+def _choose_entry_after_end(record: RunRecord, is_retry_requested: Callable[[int], bool]) -> EntryMode:
     """How to start after an end: a run that succeeded never starts again, any other only if a user requests it.
 
     A run that was given up may still have a job to attach to; one that another process took over has not ended.
     """
-    if end == "moved":
+    if record.end == "moved":
         return "attach"
-    if end == "succeeded" or not is_retry_requested():
+    if record.end == "succeeded" or not is_retry_requested(record.active_count):
         return "echo"
-    return "attach" if end == "gave-up" else "fresh"
+    return "attach" if record.end == "gave-up" else "fresh"
 
 
 def describe_loop(remaining_lease_s: float, journal: str) -> str:
@@ -111,18 +112,23 @@ def describe_loop(remaining_lease_s: float, journal: str) -> str:
     )
 
 
-def is_requested_again(states: Sequence[ReportedState]) -> bool:
-    """Whether a user requested a run again since it ended. `states`: all its states, the oldest first.
+def is_requested_again(states: Sequence[ReportedState], active_count: int) -> bool:
+    """Whether a user requested a run again since it ended, and since its process with this count started.
 
-    Recovery, workers and workers' deaths schedule runs too: only the first one to do so after an end counts.
+    That process has served all earlier requests, although Prefect has no end of it if it was lost before it reported
+    one. Recovery, workers and workers' deaths schedule runs too: only the first one to do so after an end counts.
+
+    `states`: all its states, the oldest first.
     """
+    starts = [index for index, state in enumerate(states) if state.kind == "RUNNING"]
     ends = [index for index, state in enumerate(states) if _is_end(state)]
-    return count_requests(states[ends[-1] :] if ends else states) > 0
+    served = max([0, *starts[:active_count][-1:], *ends[-1:]])
+    return count_requests(states[served:]) > 0
 
 
 def is_started_anew(states: Sequence[ReportedState]) -> bool:
     """Whether a user requested a run again after its end. `states`: since a machine holds it, the oldest first."""
-    return any(map(_is_end, states)) and is_requested_again(states)
+    return any(map(_is_end, states)) and is_requested_again(states, 0)
 
 
 def is_launcher_dead(states: Sequence[ReportedState]) -> bool:
@@ -176,9 +182,11 @@ def choose_pause_s(states: Sequence[ReportedState], lease_s: float | None) -> fl
 
 
 def choose_recovery(
-    now: ReportedState, count: int, record: RunRecord, is_retry_requested: Callable[[], bool]
+    now: ReportedState, count: int, record: RunRecord, is_retry_requested: Callable[[int], bool]
 ) -> RecoveryAction:
     """What to do about a run that no living process on this machine owns; `count`: how many processes started it.
+
+    `is_retry_requested`: as for `choose_entry`.
 
     schedule   it was lost: let another process resume it
     finish     it was lost while it was being cancelled: end it
@@ -191,7 +199,7 @@ def choose_recovery(
     was_lost = ran_here and record.is_lost
     has_crashed = now.kind == "CRASHED" and now.name == CRASHED and not now.message.startswith(IMPORT_FAILURE_MESSAGES)
     if has_crashed and has_ended:
-        return "schedule" if is_retry_requested() else "report"
+        return "schedule" if is_retry_requested(record.active_count) else "report"
     if ran_here and has_ended and now.kind in ("RUNNING", "PAUSED", "CANCELLING"):
         return "report"
     if was_lost and now.kind in ("CANCELLING", "CANCELLED"):

@@ -190,7 +190,7 @@ def _recover_run(client: SyncPrefectClient, candidate: _Candidate, *, check_leas
     # A user's own flow is never started again, because its other steps may not be repeatable.
     is_user_flow = candidate.is_nested and client.read_flow(run.flow_id).name not in _FLOW_NAMES
     record = folder.read_record() if folder else RunRecord(())
-    match choose_recovery(to_reported_state(run.state), run.run_count, record, lambda: has_user_request(run_id)):
+    match choose_recovery(to_reported_state(run.state), run.run_count, record, partial(has_user_request, run_id)):
         case "schedule" if not is_user_flow:
             return run.name if _schedule_run(client, run, folder, record) else None
         case "finish" if folder:

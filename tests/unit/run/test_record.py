@@ -51,6 +51,20 @@ def test_job_exists_until_its_teardown_is_done() -> None:
 
 
 @pytest.mark.parametrize(
+    ("starts", "count"),
+    [
+        ([], 0),
+        ([{"entry": "moved"}], 0),
+        ([{"entry": "fresh", "count": 1}, {"entry": "attach", "count": 2}], 2),
+        ([{"entry": "fresh", "count": 1}, {"entry": "echo", "count": 2}], 1),
+    ],
+)
+def test_process_that_reports_an_end_again_is_not_active(starts: list[JournalEvent], count: int) -> None:
+    """The last process that took the run on is known by its count, whatever repeated its end since."""
+    assert RunRecord([{"event": "start", "at": NOW, **start} for start in starts]).active_count == count
+
+
+@pytest.mark.parametrize(
     ("last", "end", "is_lost"),
     [
         ([], "", True),

@@ -226,10 +226,10 @@ def to_reported_state(state: State[Any] | None) -> ReportedState:
     return ReportedState(state.type.value, state.name or "", state.message or "", age_s, set_at)
 
 
-def has_user_request(run_id: str) -> bool:
-    """Whether a user has requested a run again since it ended; False if Prefect does not respond."""
+def has_user_request(run_id: str, active_count: int) -> bool:
+    """Whether a user has requested a run again (`is_requested_again`); False if Prefect does not respond."""
     try:
-        return is_requested_again(read_reported_states(run_id))
+        return is_requested_again(read_reported_states(run_id), active_count)
     except Exception as error:
         get_log().warning("cannot read from Prefect whether a user has requested this run again: %s", error)
         return False
