@@ -189,24 +189,25 @@ def choose_recovery(
     `is_retry_requested`: as for `choose_entry`.
 
     schedule   it was lost: let another process resume it
-    finish     it was lost while it was being cancelled: end it
+    finish     it was cancelled, and its job may still run: end it, if no other machine owns it
     report     it has ended, and Prefect has not recorded that
     leave      it is healthy, waiting or ended, or another machine may own it
     """
     has_ended = record.end not in ("", "moved")
-    # Whether the newest process of which Prefect has a record ran on this machine.
+    # Whether the newest process of which Prefect has a record ran on this machine: a newer one may run elsewhere.
     ran_here = record.last_start.get("count") == count
-    was_lost = ran_here and record.is_lost
     has_crashed = now.kind == "CRASHED" and now.name == CRASHED and not now.message.startswith(IMPORT_FAILURE_MESSAGES)
     if has_crashed and has_ended:
         return "schedule" if is_retry_requested(record.active_count) else "report"
     if ran_here and has_ended and now.kind in ("RUNNING", "PAUSED", "CANCELLING"):
         return "report"
-    if was_lost and now.kind in ("CANCELLING", "CANCELLED"):
+    # Also if a newer process was started: it may have ended before it came to the job. Proof of ownership follows.
+    if record.is_lost and now.kind in ("CANCELLING", "CANCELLED"):
         return "finish"
     can_resume = has_crashed and (bool(record.events) or now.age_s < MAX_LOSS_AGE_S)
     never_started = now.kind == "PENDING" and now.age_s > WORKER_START_TIMEOUT_S
-    return "schedule" if can_resume or never_started or (was_lost and now.kind in ("RUNNING", "PAUSED")) else "leave"
+    was_lost = ran_here and record.is_lost and now.kind in ("RUNNING", "PAUSED")
+    return "schedule" if can_resume or never_started or was_lost else "leave"
 
 
 def _is_end(state: ReportedState) -> bool:

@@ -189,6 +189,19 @@ def test_only_a_lost_run_is_scheduled(now: ReportedState, events: list[dict[str,
     assert choose_recovery(now, 1, RunRecord(events), lambda _: False) == expected
 
 
+@pytest.mark.parametrize(
+    ("now", "expected"),
+    [
+        (ReportedState("CANCELLING", "Cancelling"), "finish"),
+        (ReportedState("CANCELLED", "Cancelled"), "finish"),
+        (RUNNING, "leave"),
+    ],
+)
+def test_cancel_ends_a_job_that_a_newer_process_did_not_reach(now: ReportedState, expected: str) -> None:
+    """A newer process that has journalled nothing may own a run that goes on, but does not keep a cancelled one."""
+    assert choose_recovery(now, 2, RunRecord(DIED), lambda _: False) == expected
+
+
 def test_lost_retry_is_scheduled_again() -> None:
     """A retry that was lost before its first journal entry is rescheduled as a retry."""
     assert choose_recovery(CRASHED, 1, RunRecord(ENDED), lambda _: True) == "schedule"

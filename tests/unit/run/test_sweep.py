@@ -16,7 +16,7 @@ from torchyard.host.processes import find_labelled
 from torchyard.model.errors import FolderError
 from torchyard.model.plan import CommandPlan
 from torchyard.model.profile import Deadlines
-from torchyard.model.run import Report
+from torchyard.model.run import Report, RunEnd
 from torchyard.run.folder import AttemptPlan, RunFolder
 from torchyard.run.sweep import end_lost_run, is_run_open
 from torchyard.steps.submit import submit
@@ -31,7 +31,9 @@ def sweep(folder: RunFolder, *, only_expired: bool = False) -> tuple[tuple[str, 
     def record_end(run_id: str, report: Report) -> None:
         ends.append((run_id, report.end, report.sentence))
 
-    leftovers = end_lost_run(folder, "sweep", REASON, open_run_archive, record_end, only_expired=only_expired)
+    leftovers = end_lost_run(
+        folder, "sweep", RunEnd("swept", REASON), open_run_archive, record_end, only_expired=only_expired
+    )
     return leftovers, ends
 
 
