@@ -15,7 +15,7 @@ from torchyard.common.local_errors import LocalErrorGuard
 from torchyard.common.private_files import write_private_text
 from torchyard.model.event import AttemptStarted, RunEvent
 from torchyard.model.profile import Profile
-from torchyard.model.run import Collected, End, Report
+from torchyard.model.run import Collected, End, Report, RunEnd
 from torchyard.run.control import RunControl
 from torchyard.run.folder import RunFolder
 from torchyard.run.runner import Runner
@@ -77,11 +77,13 @@ def sweep_run(
     reason: str,
     on_end: Callable[[str, End, str], object] | None = None,
     *,
+    end: End = "swept",
     only_expired: bool = False,
     is_end_reported: bool = False,
 ) -> tuple[str, ...] | None:
     """Tear down everything of a run without a launcher, and report its end to the run's receivers and to `on_end`.
 
+    end: of a run whose launcher has recorded none.
     is_end_reported: another machine has ended the run, and has reported that: nothing is sent.
 
     Returns the leftovers; None if a living process owns the run, or its lease has not ended (see run/sweep.py).
@@ -94,7 +96,8 @@ def sweep_run(
             on_end(run_id, report.end, report.sentence)
         _send_swept_end(folder, run_id, report)
 
-    return end_lost_run(folder, ended_by, reason, open_run_archive, report_end, only_expired=only_expired)
+    default_end = RunEnd(end, reason)
+    return end_lost_run(folder, ended_by, default_end, open_run_archive, report_end, only_expired=only_expired)
 
 
 class _ProfileSink(Sink):

@@ -31,3 +31,15 @@ class TestRealPrefectServer(PrefectContract):
         running: State[None] = State(type=StateType.RUNNING, name="Running")
         with get_client(sync_client=True) as client:
             return client.create_flow_run(contract, state=running).id
+
+
+def test_each_process_has_a_state_running() -> None:
+    """A flow run has as many states Running as its run count, as a run's journal and `is_requested_again` assume."""
+    state_types = [StateType.PENDING, StateType.RUNNING, StateType.CRASHED, StateType.SCHEDULED]
+    with get_client(sync_client=True) as client:
+        run_id = client.create_flow_run(contract).id
+        for state_type in [*state_types, *state_types[:2], StateType.PAUSED, StateType.RUNNING]:
+            client.set_flow_run_state(run_id, State[None](type=state_type), force=True)
+        run_count = client.read_flow_run(run_id).run_count
+        states = client.read_flow_run_states(run_id)
+    assert (run_count, sum(state.is_running() for state in states)) == (3, 3)

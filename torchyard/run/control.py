@@ -43,8 +43,8 @@ class RunControl(Protocol):
     def is_spurious_stop(self, stop: BaseException) -> bool:
         """Whether a stop was caused by an error of the orchestrator itself and is not meant for the run."""
 
-    def is_retry_requested(self) -> bool:
-        """Whether a user has requested the run again since it ended."""
+    def is_retry_requested(self, active_count: int) -> bool:
+        """Whether a user has requested the run again since it ended, and since its process with this count started."""
 
 
 class Terminated(BaseException):
@@ -89,7 +89,7 @@ class LocalControl:
     def is_spurious_stop(self, stop: BaseException) -> bool:
         return False
 
-    def is_retry_requested(self) -> bool:
+    def is_retry_requested(self, active_count: int) -> bool:
         return self._is_retry_requested
 
 

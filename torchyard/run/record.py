@@ -79,6 +79,14 @@ class RunRecord:
         return sum(event["event"] == "start" and entry in (None, event.get("entry")) for event in self.events)
 
     @property
+    def active_count(self) -> int:
+        """The count (see RunControl) of the last process that did more than to report an end again; 0 if none did."""
+        for event in reversed(self.events):
+            if event["event"] == "start" and event.get("entry") != "echo":
+                return int(event.get("count", 0))
+        return 0
+
+    @property
     def run_id(self) -> str:
         return str(self.last_start.get("run", ""))
 

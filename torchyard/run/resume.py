@@ -13,7 +13,7 @@ from torchyard.run.record import JournalEvent, RunRecord, find_last_event, has_l
 EntryMode = Literal["fresh", "attach", "finish", "echo", "give-up"]
 RecoveryAction = Literal["leave", "schedule", "finish", "report"]
 MAX_LOSSES = 3
-# Processes that die in a row are a loop only if each of them died sooner after its start than this.
+# Processes that die in a row are a loop only if each of them had died sooner after its start than this.
 _SHORT_LAUNCH_S = 600.0
 # Our messages in Prefect when we schedule a run: they distinguish us from a user who schedules it.
 LOST_MESSAGE = "its process was lost: it resumes"
@@ -50,45 +50,58 @@ class ReportedState(NamedTuple):
     set_at: float = 0.0
 
 
-def choose_entry(record: RunRecord, is_retry_requested: Callable[[], bool], *, is_automatic: bool = True) -> EntryMode:
-    """How a new process of the run starts. `is_automatic`: recovery may have started it, and not a user.
+def choose_entry(
+    record: RunRecord, is_retry_requested: Callable[[int], bool], now: float, *, is_automatic: bool = True
+) -> EntryMode:
+    """How a new process of the run starts.
 
-    fresh      no process has run it yet, or it ended and a user requests it again (`is_retry_requested`)
+    is_retry_requested: whether a user has requested the run again since its process with this count has started.
+    now: when it starts, in seconds since the epoch.
+    is_automatic: recovery may have started it, and not a user.
+
+    fresh      no process has run it yet, or it ended and a user requests it again
     attach     the last process was lost: attach to its job
     finish     the last process was lost while it was ending the run, whatever the end: end it now
     echo       the run has ended and no user has requested it again: report the same end again
-    give-up    three processes in a row died at the same step, each soon after its start, and recovery would start the
-               next ones too; those that left soon because of their own problem are not counted
+    give-up    three processes in a row died at the same step, each was replaced soon after its start, and recovery
+               would start the next ones too; those that left soon because of their own problem are not counted
     """
     if not record.events:
         return "fresh"
     if record.end:
-        return _choose_entry_after_end(record.end, is_retry_requested)
+        return _choose_entry_after_end(record, is_retry_requested)
     if record.ending:
         return "finish"
-    return "give-up" if is_automatic and _is_loop(record) else "attach"
+    return "give-up" if is_automatic and _is_loop(record, now) else "attach"
 
 
-def _is_loop(record: RunRecord) -> bool:
-    """Whether the processes of the run die again and again. One that left soon shows neither that nor the opposite."""
-    recent = [launch for launch in record.launches if not (has_left(launch) and _is_short_launch(launch))]
-    recent = recent[-MAX_LOSSES:]
-    is_lost = len(recent) == MAX_LOSSES and all(
-        launch[-1]["event"] != "end" and _is_short_launch(launch) for launch in recent
-    )
-    return is_lost and len({_find_last_step(launch) for launch in recent}) == 1
+def _is_loop(record: RunRecord, now: float) -> bool:
+    """Whether the processes of the run die again and again. One that left soon shows neither that nor the opposite.
+
+    `now`: when the next process starts.
+    """
+    starts = [float(launch[0]["at"]) for launch in record.launches]
+    loss_steps: list[str | None] = []  # by process, the oldest first; None for one that was not lost soon
+    for process_events, next_start in zip(record.launches, [*starts[1:], now], strict=True):
+        is_short = _is_short_launch(process_events, next_start)
+        if is_short and has_left(process_events):
+            continue
+        is_lost_soon = is_short and process_events[-1]["event"] != "end"
+        loss_steps.append(_find_last_step(process_events) if is_lost_soon else None)
+    recent = loss_steps[-MAX_LOSSES:]
+    return len(recent) == MAX_LOSSES and len(set(recent)) == 1 and recent[0] is not None
 
 
-def _choose_entry_after_end(end: str, is_retry_requested: Callable[[], bool]) -> EntryMode:
+def _choose_entry_after_end(record: RunRecord, is_retry_requested: Callable[[int], bool]) -> EntryMode:
     """How to start after an end: a run that succeeded never starts again, any other only if a user requests it.
 
     A run that was given up may still have a job to attach to; one that another process took over has not ended.
     """
-    if end == "moved":
+    if record.end == "moved":
         return "attach"
-    if end == "succeeded" or not is_retry_requested():
+    if record.end == "succeeded" or not is_retry_requested(record.active_count):
         return "echo"
-    return "attach" if end == "gave-up" else "fresh"
+    return "attach" if record.end == "gave-up" else "fresh"
 
 
 def describe_loop(remaining_lease_s: float, journal: str) -> str:
@@ -99,18 +112,23 @@ def describe_loop(remaining_lease_s: float, journal: str) -> str:
     )
 
 
-def is_requested_again(states: Sequence[ReportedState]) -> bool:
-    """Whether a user requested a run again since it ended. `states`: all its states, the oldest first.
+def is_requested_again(states: Sequence[ReportedState], active_count: int) -> bool:
+    """Whether a user requested a run again since it ended, and since its process with this count started.
 
-    Recovery, workers and workers' deaths schedule runs too: only the first one to do so after an end counts.
+    That process has served all earlier requests, although Prefect has no end of it if it was lost before it reported
+    one. Recovery, workers and workers' deaths schedule runs too: only the first one to do so after an end counts.
+
+    `states`: all its states, the oldest first.
     """
+    starts = [index for index, state in enumerate(states) if state.kind == "RUNNING"]
     ends = [index for index, state in enumerate(states) if _is_end(state)]
-    return count_requests(states[ends[-1] :] if ends else states) > 0
+    served = max([0, *starts[:active_count][-1:], *ends[-1:]])
+    return count_requests(states[served:]) > 0
 
 
 def is_started_anew(states: Sequence[ReportedState]) -> bool:
     """Whether a user requested a run again after its end. `states`: since a machine holds it, the oldest first."""
-    return any(map(_is_end, states)) and is_requested_again(states)
+    return any(map(_is_end, states)) and is_requested_again(states, 0)
 
 
 def is_launcher_dead(states: Sequence[ReportedState]) -> bool:
@@ -164,37 +182,46 @@ def choose_pause_s(states: Sequence[ReportedState], lease_s: float | None) -> fl
 
 
 def choose_recovery(
-    now: ReportedState, count: int, record: RunRecord, is_retry_requested: Callable[[], bool]
+    now: ReportedState, count: int, record: RunRecord, is_retry_requested: Callable[[int], bool]
 ) -> RecoveryAction:
     """What to do about a run that no living process on this machine owns; `count`: how many processes started it.
 
+    `is_retry_requested`: as for `choose_entry`.
+
     schedule   it was lost: let another process resume it
-    finish     it was lost while it was being cancelled: end it
+    finish     it was cancelled, and its job may still run: end it, if no other machine owns it
     report     it has ended, and Prefect has not recorded that
     leave      it is healthy, waiting or ended, or another machine may own it
     """
     has_ended = record.end not in ("", "moved")
-    # Whether the newest process of which Prefect has a record ran on this machine.
+    # Whether the newest process of which Prefect has a record ran on this machine: a newer one may run elsewhere.
     ran_here = record.last_start.get("count") == count
-    was_lost = ran_here and record.is_lost
     has_crashed = now.kind == "CRASHED" and now.name == CRASHED and not now.message.startswith(IMPORT_FAILURE_MESSAGES)
     if has_crashed and has_ended:
-        return "schedule" if is_retry_requested() else "report"
+        return "schedule" if is_retry_requested(record.active_count) else "report"
     if ran_here and has_ended and now.kind in ("RUNNING", "PAUSED", "CANCELLING"):
         return "report"
-    if was_lost and now.kind in ("CANCELLING", "CANCELLED"):
+    # Also if a newer process was started: it may have ended before it came to the job. Proof of ownership follows.
+    if record.is_lost and now.kind in ("CANCELLING", "CANCELLED"):
         return "finish"
     can_resume = has_crashed and (bool(record.events) or now.age_s < MAX_LOSS_AGE_S)
     never_started = now.kind == "PENDING" and now.age_s > WORKER_START_TIMEOUT_S
-    return "schedule" if can_resume or never_started or (was_lost and now.kind in ("RUNNING", "PAUSED")) else "leave"
+    was_lost = ran_here and record.is_lost and now.kind in ("RUNNING", "PAUSED")
+    return "schedule" if can_resume or never_started or was_lost else "leave"
 
 
 def _is_end(state: ReportedState) -> bool:
     return state.kind in _FINAL_STATE_TYPES and state.name != CRASHED
 
 
-def _is_short_launch(process_events: Sequence[JournalEvent]) -> bool:
-    return float(process_events[-1]["at"]) - float(process_events[0]["at"]) < _SHORT_LAUNCH_S
+def _is_short_launch(process_events: Sequence[JournalEvent], next_start: float) -> bool:
+    """Whether a process is proven to have ended soon after its start. `next_start`: when the next process started.
+
+    Its last event does not prove that, because nothing is journalled while a job trains: only its departure, or the
+    next process's start does, unless that is earlier, by the clock of another machine.
+    """
+    ended_at = find_last_event(process_events, "left").get("at", next_start)
+    return 0 <= float(ended_at) - float(process_events[0]["at"]) < _SHORT_LAUNCH_S
 
 
 def _find_last_step(process_events: Sequence[JournalEvent]) -> str:

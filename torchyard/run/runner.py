@@ -498,6 +498,7 @@ class Runner:
             entry_mode = choose_entry(
                 self.folder.read_record(),
                 self.control.is_retry_requested,
+                time.time(),
                 is_automatic=self.control.is_automatic,
             )
             first = self._find_first_attempt(entry_mode)

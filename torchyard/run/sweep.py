@@ -43,7 +43,7 @@ class _RemovedRun(NamedTuple):
 def end_lost_run(
     folder: RunFolder,
     ended_by: str,
-    reason: str,
+    default_end: RunEnd,
     open_archive: OpenArchive,
     on_end: EndCallback,
     *,
@@ -55,7 +55,7 @@ def end_lost_run(
     ended: a process may have resumed the run since it was listed. Empty if everything was removed, or if the run had
     ended already. What cannot be read or removed is a leftover; if that is the folder itself, or with `only_expired`
     the archive, nothing is removed and `on_end` is not called. A run that was ending when its launcher died gets the
-    end that the launcher had recorded.
+    end that the launcher had recorded, others get `default_end`.
     """
     try:
         with folder.owned(), open_archive(folder.path, lambda: None, is_resumed=True) as archive:
@@ -70,8 +70,8 @@ def end_lost_run(
             if not is_run_open(folder):
                 return ()
             record = folder.read_record()
-            end: End = record.ending.get("end", "swept")
-            reason = record.ending.get("sentence", reason)
+            end: End = record.ending.get("end", default_end.end)
+            reason = record.ending.get("sentence", default_end.sentence)
             removed = _remove_run(folder, archive, reason)
             sentence = describe_end(end, reason, removed.attempts)
             folder.record_event("end", end=end, by=ended_by, sentence=sentence, left=removed.leftovers)

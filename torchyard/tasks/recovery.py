@@ -92,8 +92,8 @@ class RecoveryResult(NamedTuple):
 def recover_lost_runs(*, only_leased: bool = False) -> RecoveryResult:
     """Schedule every run that has lost its launcher: this machine's at once, others once their state is Crashed.
 
-    `only_leased`: of this machine's runs, only those whose lease has not ended. Nothing is raised: what could not be
-    checked is in the result's `faults`.
+    One that was cancelled is ended instead. `only_leased`: of this machine's runs, schedule only those whose lease has
+    not ended. Nothing is raised: what could not be checked is in the result's `faults`.
     """
     resumed: dict[str, None] = {}  # each name once
     faults: list[str] = []
@@ -173,8 +173,8 @@ def _list_flow_runs(client: SyncPrefectClient, state: FlowRunFilterState, offset
 def _recover_run(client: SyncPrefectClient, candidate: _Candidate, *, check_lease: bool = False) -> str | None:
     """Schedule, end or report one run, as its current state requires; return its name if it is resumed, else None.
 
-    `check_lease`: leave a run whose lease has ended. Raises TorchyardError if the folder cannot be used, and Prefect's
-    own errors.
+    `check_lease`: schedule no run whose lease has ended. Raises TorchyardError if the folder cannot be used, and
+    Prefect's own errors.
     """
     run_id = candidate.flow_run_id
     folder = candidate.folder
@@ -187,17 +187,18 @@ def _recover_run(client: SyncPrefectClient, candidate: _Candidate, *, check_leas
         if is_reported_missing(error):  # a folder may be of a run on another server
             return None
         raise
-    if folder and (folder.is_owned() or (check_lease and folder.remaining_lease_s() < 0)):
+    if folder and folder.is_owned():
         return None
+    is_expired = check_lease and folder is not None and folder.remaining_lease_s() < 0
     # A user's own flow is never started again, because its other steps may not be repeatable.
     is_user_flow = candidate.is_nested and client.read_flow(run.flow_id).name not in _FLOW_NAMES
     record = folder.read_record() if folder else RunRecord(())
-    match choose_recovery(to_reported_state(run.state), run.run_count, record, lambda: has_user_request(run_id)):
-        case "schedule" if not is_user_flow:
+    match choose_recovery(to_reported_state(run.state), run.run_count, record, partial(has_user_request, run_id)):
+        case "schedule" if not is_user_flow and not is_expired:
             return run.name if _schedule_run(client, run, folder, record) else None
         case "finish" if folder:
-            folder.record_event("ending", end="cancelled", sentence="cancelled through Prefect")
-            sweep_run(folder, "guard", "", _ignore_end if is_user_flow else partial(_report_flow_end, run_id))
+            on_end = _ignore_end if is_user_flow else partial(_report_flow_end, run_id)
+            sweep_run(folder, "guard", "cancelled through Prefect", on_end, end="cancelled")
         case "report":
             end = record.find_last("end")
             report_state(run_id, build_final_state(end.get("end", "failed"), end.get("sentence", "")))

@@ -18,6 +18,7 @@ from torchyard.common.escaping import escape_markdown, strip_control_codes
 from torchyard.common.log import get_log
 from torchyard.machines.orphan_processes import end_orphan_process, find_orphan_processes
 from torchyard.model.errors import TorchyardError
+from torchyard.model.run import RunEnd
 from torchyard.run.folder import RunFolder, list_run_folders, runs_folder
 from torchyard.run.sweep import is_run_open
 from torchyard.sinks.late_messages import send_late_messages
@@ -197,10 +198,15 @@ def _sweep_folder(folder: RunFolder, reason: str, *, only_expired: bool) -> tupl
     Raises PrefectError if Prefect, which knows the end, cannot be queried.
     """
     reported_end = read_reported_end(folder.read_record().flow_run_id)
-    if reported_end:
-        folder.record_event("ending", end=reported_end.end, sentence=reported_end.sentence)
+    end = reported_end or RunEnd("swept", reason)
     return sweep_run(
-        folder, "sweep", reason, report_end, only_expired=only_expired, is_end_reported=reported_end is not None
+        folder,
+        "sweep",
+        end.sentence,
+        report_end,
+        end=end.end,
+        only_expired=only_expired,
+        is_end_reported=reported_end is not None,
     )
 
 

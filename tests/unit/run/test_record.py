@@ -11,6 +11,7 @@ from torchyard.run.record import JobRecord, JournalEvent, RunRecord
 
 MOVED: list[dict[str, Any]] = [{"event": "start", "entry": "moved", "at": 1.0}]
 WAITED = process_events("preflight", "submit", "wait")
+WAITED_SINCE = NOW - 1.0
 
 
 @pytest.mark.parametrize(
@@ -19,12 +20,12 @@ WAITED = process_events("preflight", "submit", "wait")
         ([], None, False),
         ([process_events("preflight", "submit")], None, False),
         ([process_events("preflight", "submit"), process_events()], None, True),
-        ([WAITED, process_events()], NOW, True),
-        ([WAITED, process_events("submit", "wait", lasting=-40.0), process_events()], NOW, True),
+        ([WAITED, process_events()], WAITED_SINCE, True),
+        ([WAITED, process_events("submit", "wait", lasting=-40.0), process_events()], WAITED_SINCE, True),
         ([process_events("submit", "wait", "collect", "teardown"), process_events()], None, False),
         ([process_events("submit", "wait", "teardown", "submit"), process_events()], None, True),
         ([process_events("submit", "wait", end="swept", by="sweep"), process_events()], None, False),
-        ([WAITED, process_events(end="gave-up"), process_events()], NOW, True),
+        ([WAITED, process_events(end="gave-up"), process_events()], WAITED_SINCE, True),
         ([MOVED], None, True),
     ],
 )
@@ -47,6 +48,20 @@ def test_job_exists_until_its_teardown_is_done() -> None:
     assert (removing.job, removing.submitted_at) == (JobRecord(NOW, True, True, True), None)
     removed = RunRecord([*removing.events, {"event": "step-end", "name": "teardown", "at": NOW}])
     assert (removed.job, removed.submitted_at) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("starts", "count"),
+    [
+        ([], 0),
+        ([{"entry": "moved"}], 0),
+        ([{"entry": "fresh", "count": 1}, {"entry": "attach", "count": 2}], 2),
+        ([{"entry": "fresh", "count": 1}, {"entry": "echo", "count": 2}], 1),
+    ],
+)
+def test_process_that_reports_an_end_again_is_not_active(starts: list[JournalEvent], count: int) -> None:
+    """The last process that took the run on is known by its count, whatever repeated its end since."""
+    assert RunRecord([{"event": "start", "at": NOW, **start} for start in starts]).active_count == count
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,11 @@
 """How a process starts, and how a lost run is recovered, from its journal and its state in Prefect alone."""
 
+from functools import partial
 from typing import Any
 
 import pytest
 
-from tests.builders.journals import NOW, process_events
+from tests.builders.journals import NOW, join_launches, process_events
 from torchyard.model.errors import DetachedError
 from torchyard.run.record import RunRecord
 from torchyard.run.resume import (
@@ -27,6 +28,7 @@ from torchyard.run.resume import (
 
 DIED = process_events("preflight", "submit", "wait")
 DAYS = process_events("wait", lasting=9000.0)
+AHEAD = process_events("wait", lasting=-40.0)  # by a clock that is ahead of the next process's
 LEFT = [*DIED, {"event": "left", "at": NOW, "sentence": "403"}]
 LEFT_LATE = [*DAYS, {"event": "left", "at": NOW, "sentence": "403"}]
 ENDING = {"event": "ending", "at": NOW, "end": "cancelled"}
@@ -42,6 +44,9 @@ ENDING = {"event": "ending", "at": NOW, "end": "cancelled"}
         ([DIED, DIED, DIED], False, "give-up"),
         ([DIED, process_events("preflight"), DIED], False, "attach"),
         ([DIED, DAYS, DIED], False, "attach"),
+        ([DAYS, DAYS, DAYS], False, "attach"),
+        ([DIED, DIED, DAYS], False, "attach"),
+        ([DIED, AHEAD, DIED], False, "attach"),
         ([LEFT, LEFT, LEFT, LEFT], False, "attach"),
         ([DIED, LEFT, DIED, LEFT], False, "attach"),
         ([DIED, LEFT, DIED, LEFT, DIED], False, "give-up"),
@@ -66,22 +71,22 @@ def test_entry_follows_from_the_journal(
     launches: list[list[dict[str, Any]]], is_requested: bool, expected: str
 ) -> None:
     """A lost run is attached to, a crash loop is given up, and an ended run restarts only if a user requests it."""
-    assert choose_entry(RunRecord([event for launch in launches for event in launch]), lambda: is_requested) == expected
+    assert choose_entry(RunRecord(join_launches(launches)), lambda _: is_requested, NOW) == expected
 
 
 def test_run_that_only_users_start_is_never_given_up() -> None:
     """A user who attaches after three deaths has requested that: without recovery there is no loop."""
     record = RunRecord([*DIED, *DIED, *DIED])
-    assert choose_entry(record, lambda: False, is_automatic=False) == "attach"
+    assert choose_entry(record, lambda _: False, NOW, is_automatic=False) == "attach"
 
 
 def test_prefect_is_not_queried_about_a_run_without_an_end() -> None:
     """A process attaches to its running job without a query to Prefect, whose server may hang."""
 
-    def query_prefect() -> bool:
+    def query_prefect(active_count: int) -> bool:
         raise AssertionError("Prefect was queried")
 
-    assert choose_entry(RunRecord(DIED), query_prefect) == "attach"
+    assert choose_entry(RunRecord(DIED), query_prefect, NOW) == "attach"
 
 
 FIRST = [
@@ -118,7 +123,24 @@ LATE = ReportedState("SCHEDULED", "Late")
 )
 def test_request_of_a_user_differs_from_a_recovery(states: list[ReportedState], is_requested: bool) -> None:
     """A user requested the run if the UI or the CLI, not a worker or torchyard, set the first state after its end."""
-    assert is_requested_again([*FIRST, *states, *FIRST[1:]]) is is_requested
+    assert is_requested_again([*FIRST, *states, *FIRST[1:]], 1) is is_requested
+
+
+@pytest.mark.parametrize(("active_count", "is_requested"), [(1, True), (2, False)])
+@pytest.mark.parametrize("states", [[FAILED, UI], [CRASHED, UI]], ids=["after its end", "while it was lost"])
+def test_request_is_served_once(states: list[ReportedState], active_count: int, is_requested: bool) -> None:
+    """A request that a process has served does not count for the next one, though Prefect has no end between them."""
+    states_after_loss = [*FIRST, *states, *FIRST[1:], CRASHED, OURS, *FIRST[1:]]
+    assert is_requested_again(states_after_loss, active_count) is is_requested
+
+
+def test_end_of_a_served_retry_is_reported() -> None:
+    """A retry that has ended, and was lost before it reported that, is not started again, and its end is reported."""
+    states = [*FIRST, FAILED, UI, *FIRST[1:], CRASHED]
+    record = RunRecord([*ENDED, *process_events("wait", end="failed", count=2)])
+    is_retry_requested = partial(is_requested_again, states)
+    assert choose_recovery(CRASHED, 2, record, is_retry_requested) == "report"
+    assert choose_entry(record, is_retry_requested, NOW) == "echo"
 
 
 def test_only_requests_of_users_count() -> None:
@@ -164,12 +186,25 @@ ENDED = process_events("wait", end="failed")
 )
 def test_only_a_lost_run_is_scheduled(now: ReportedState, events: list[dict[str, Any]], expected: str) -> None:
     """A run that has ended, waits or runs elsewhere is not scheduled, but its end may be reported to Prefect."""
-    assert choose_recovery(now, 1, RunRecord(events), lambda: False) == expected
+    assert choose_recovery(now, 1, RunRecord(events), lambda _: False) == expected
+
+
+@pytest.mark.parametrize(
+    ("now", "expected"),
+    [
+        (ReportedState("CANCELLING", "Cancelling"), "finish"),
+        (ReportedState("CANCELLED", "Cancelled"), "finish"),
+        (RUNNING, "leave"),
+    ],
+)
+def test_cancel_ends_a_job_that_a_newer_process_did_not_reach(now: ReportedState, expected: str) -> None:
+    """A newer process that has journalled nothing may own a run that goes on, but does not keep a cancelled one."""
+    assert choose_recovery(now, 2, RunRecord(DIED), lambda _: False) == expected
 
 
 def test_lost_retry_is_scheduled_again() -> None:
     """A retry that was lost before its first journal entry is rescheduled as a retry."""
-    assert choose_recovery(CRASHED, 1, RunRecord(ENDED), lambda: True) == "schedule"
+    assert choose_recovery(CRASHED, 1, RunRecord(ENDED), lambda _: True) == "schedule"
 
 
 # --- the pause before a run resumes

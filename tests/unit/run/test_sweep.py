@@ -18,7 +18,7 @@ from torchyard.host.processes import find_labelled
 from torchyard.model.errors import FolderError
 from torchyard.model.plan import CommandPlan
 from torchyard.model.profile import Deadlines
-from torchyard.model.run import Outcome, Report, Status
+from torchyard.model.run import Outcome, Report, RunEnd, Status
 from torchyard.run.folder import AttemptPlan, RunFolder
 from torchyard.run.services import NoArchive
 from torchyard.run.sweep import end_lost_run, is_run_open
@@ -34,7 +34,9 @@ def sweep(folder: RunFolder, *, only_expired: bool = False) -> tuple[tuple[str, 
     def record_end(run_id: str, report: Report) -> None:
         ends.append((run_id, report.end, report.sentence))
 
-    leftovers = end_lost_run(folder, "sweep", REASON, open_run_archive, record_end, only_expired=only_expired)
+    leftovers = end_lost_run(
+        folder, "sweep", RunEnd("swept", REASON), open_run_archive, record_end, only_expired=only_expired
+    )
     return leftovers, ends
 
 
@@ -180,7 +182,9 @@ def test_archived_log_of_a_swept_run_is_read(folder: RunFolder, saved_plan: Comm
         log_path.write_text("1700000000.0 | a line\n")
 
     archive = Mock(NoArchive(), fetch=Mock(return_value=True), await_logs=receive_log)
-    end_lost_run(folder, "sweep", REASON, lambda *_, **__: contextlib.nullcontext(archive), lambda *_: None)
+    end_lost_run(
+        folder, "sweep", RunEnd("swept", REASON), lambda *_, **__: contextlib.nullcontext(archive), lambda *_: None
+    )
     ended = folder.ended(1)
     assert ended
     assert [log.lines for log in ended.collected.logs] == [1]

@@ -1,6 +1,7 @@
 """A run that is resumed on another machine: its folder there."""
 
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -84,7 +85,7 @@ def test_past_comes_from_the_archive(fetch: Callable[..., RunFolder], profile: P
     remote.record_event("start", run=RUN_ID)
     remote.record_event("end", end="succeeded", sentence="done")
     archive_run(tmp_path / "archive", remote)
-    assert choose_entry(fetch().read_record(), lambda: False) == "echo"
+    assert choose_entry(fetch().read_record(), lambda _: False, time.time()) == "echo"
 
 
 def test_run_without_archive_and_lease_is_new(fetch: Callable[..., RunFolder]) -> None:

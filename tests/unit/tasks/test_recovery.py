@@ -4,6 +4,7 @@ import errno
 import os
 import time
 from datetime import datetime
+from pathlib import Path
 from unittest.mock import Mock
 from uuid import uuid4
 
@@ -11,11 +12,12 @@ import pytest
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from scripts.server import find_free_port
-from tests.conftest import RUN_ID
+from tests.conftest import RUN_ID, Write, command_plan_of, load
 from tests.doubles.fake_prefect import STATE, FakePrefect
 from torchyard.common.pool import read_pool
 from torchyard.model.errors import DetachedError
-from torchyard.run.folder import RunFolder, runs_folder
+from torchyard.model.profile import Deadlines
+from torchyard.run.folder import AttemptPlan, RunFolder, runs_folder
 from torchyard.tasks.flow_run.states import reschedule_run
 from torchyard.tasks.recovery import complete_cancel, main, recover_lost_runs
 
@@ -163,6 +165,34 @@ def test_cancel_before_the_restart_ends_the_job(fake_prefect: FakePrefect, lost:
     complete_cancel(RUN_ID)
     assert lost.read_record().find_last("end")["end"] == "cancelled"
     assert fake_prefect.requested_states == ["Cancelled"]
+
+
+@pytest.mark.parametrize("lease", [600, -1], ids=["during its lease", "after its lease"])
+def test_sweep_ends_a_cancelled_run_as_cancelled(fake_prefect: FakePrefect, lost: RunFolder, lease: float) -> None:
+    """Its newest process ended before it journalled anything: the sweep ends the job of the one before."""
+    lost.renew(lease)
+    fake_prefect.state = "CANCELLING"
+    fake_prefect.run_fields["run_count"] = 2
+    recover_lost_runs(only_leased=True)
+    assert lost.read_record().find_last("end")["end"] == "cancelled"
+    assert fake_prefect.requested_states == ["Cancelled"]
+
+
+def test_cancel_does_not_end_the_run_of_another_machine(
+    fake_prefect: FakePrefect, lost: RunFolder, write: Write, tmp_path: Path
+) -> None:
+    """A machine that was lost and is back leaves the teardown to the machine that owns the run, and records no end."""
+    plan = command_plan_of(load(write(options={"hosts": ["gpu1"]})), lost.path)
+    lost.save_attempt_plan(1, AttemptPlan(plan=plan, deadlines=Deadlines()))
+    ssh = tmp_path / "ssh"
+    ssh.write_text('#!/bin/sh\necho \'{"other_owner": "there:/runs/a"}\'\n')
+    ssh.chmod(0o755)
+    os.environ["TORCHYARD_SSH"] = str(ssh)
+    fake_prefect.state = "CANCELLING"
+    fake_prefect.run_fields["run_count"] = 2
+    recover_lost_runs()
+    assert [event["event"] for event in lost.events()] == ["start"]
+    assert fake_prefect.requested_states == []
 
 
 def test_cancel_is_not_completed_while_a_folder_cannot_be_read(

@@ -108,8 +108,8 @@ class PrefectControl:
         )
         return True
 
-    def is_retry_requested(self) -> bool:
-        return states.has_user_request(str(self._run_id))
+    def is_retry_requested(self, active_count: int) -> bool:
+        return states.has_user_request(str(self._run_id), active_count)
 
     # --- on the thread of `requests`
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 from uuid import UUID
 
 from httpx import HTTPStatusError, Response, TransportError
@@ -40,7 +40,7 @@ from torchyard.common.json_text import parse_json
 from torchyard.common.log import get_log
 from torchyard.common.pool import read_pool
 from torchyard.model.errors import PrefectError
-from torchyard.model.run import End, RunResult
+from torchyard.model.run import End, RunEnd, RunResult
 from torchyard.run.resume import (
     CRASHED,
     LEFT_MESSAGE,
@@ -202,14 +202,7 @@ def read_liveness(run_id: str) -> str | None:
     return state.name or "alive"
 
 
-class ReportedEnd(NamedTuple):
-    """How a flow run has ended, as Prefect reports it: the end, and its sentence."""
-
-    end: End
-    sentence: str
-
-
-def read_reported_end(flow_run_id: str) -> ReportedEnd | None:
+def read_reported_end(flow_run_id: str) -> RunEnd | None:
     """How a flow run has ended; None if it has not, was lost, or is unknown to Prefect.
 
     Raises PrefectError if Prefect cannot be queried.
@@ -227,7 +220,7 @@ def read_reported_end(flow_run_id: str) -> ReportedEnd | None:
     if state is None or not state.is_final() or state.name == CRASHED:
         return None
     end = _ENDS_BY_TYPE.get(state.type, "swept")
-    return ReportedEnd(end, f"it ended elsewhere: {state.message or state.name}")
+    return RunEnd(end, f"it ended elsewhere: {state.message or state.name}")
 
 
 def parse_flow_run_id(run_id: str) -> UUID | None:
@@ -269,10 +262,10 @@ def to_reported_state(state: State[Any] | None) -> ReportedState:
     return ReportedState(state.type.value, state.name or "", state.message or "", age_s, set_at)
 
 
-def has_user_request(run_id: str) -> bool:
-    """Whether a user has requested a run again since it ended; False if Prefect does not respond."""
+def has_user_request(run_id: str, active_count: int) -> bool:
+    """Whether a user has requested a run again (`is_requested_again`); False if Prefect does not respond."""
     try:
-        return is_requested_again(read_reported_states(run_id))
+        return is_requested_again(read_reported_states(run_id), active_count)
     except Exception as error:
         get_log().warning("cannot read from Prefect whether a user has requested this run again: %s", error)
         return False
