@@ -21,6 +21,7 @@ from torchyard.assembly import sweep_run
 from torchyard.common.pool import read_pool
 from torchyard.machines.orphan_processes import end_orphan_process, find_orphan_processes
 from torchyard.model.errors import TorchyardError
+from torchyard.model.run import RunEnd
 from torchyard.run.folder import RunFolder, list_run_folders, runs_folder
 from torchyard.run.sweep import is_run_open
 from torchyard.tasks.flow_run.states import report_end
@@ -101,7 +102,7 @@ def _tear_down_run(folder: RunFolder) -> tuple[str, ...] | None:
     """Tear down a run and return its leftovers; None if a living process still owns it after `_KILL_TIMEOUT_S`."""
     deadline = time.monotonic() + _KILL_TIMEOUT_S
     while True:
-        leftovers = sweep_run(folder, "down", "`make down`: its worker was stopped", report_end)
+        leftovers = sweep_run(folder, "down", RunEnd("swept", "`make down`: its worker was stopped"), report_end)
         if leftovers is not None or time.monotonic() > deadline:
             return leftovers
         time.sleep(0.2)

@@ -29,7 +29,7 @@ from torchyard.steps.step_functions import StepFunctions
 from torchyard.trend.night import build_record, compare_run
 from torchyard.trend.records import RunIdentity, history_path
 
-LAUNCHER_LOST_SENTENCE = "the launcher died, and the profile says stop (on_launcher_lost)"
+LAUNCHER_LOST_END = RunEnd("swept", "the launcher died, and the profile says stop (on_launcher_lost)")
 _PROFILE = "receivers.json"  # the profile of a run that has receivers, for a sweep: it has no other
 
 
@@ -74,16 +74,15 @@ def judge_run(profile: Profile, folder: Path, end: End, collected: Collected | N
 def sweep_run(
     folder: RunFolder,
     ended_by: str,
-    reason: str,
+    default_end: RunEnd,
     on_end: Callable[[str, End, str], object] | None = None,
     *,
-    end: End = "swept",
     only_expired: bool = False,
     is_end_reported: bool = False,
 ) -> tuple[str, ...] | None:
     """Tear down everything of a run without a launcher, and report its end to the run's receivers and to `on_end`.
 
-    end: of a run whose launcher has recorded none.
+    default_end: that of a run whose launcher has recorded none.
     is_end_reported: another machine has ended the run, and has reported that: nothing is sent.
 
     Returns the leftovers; None if a living process owns the run, or its lease has not ended (see run/sweep.py).
@@ -96,7 +95,6 @@ def sweep_run(
             on_end(run_id, report.end, report.sentence)
         _send_swept_end(folder, run_id, report)
 
-    default_end = RunEnd(end, reason)
     return end_lost_run(folder, ended_by, default_end, open_run_archive, report_end, only_expired=only_expired)
 
 
@@ -145,7 +143,7 @@ def main(argv: Sequence[str]) -> int:
     """
     verb, folder = argv
     if verb == "stop":
-        sweep_run(RunFolder(Path(folder)), "guard", LAUNCHER_LOST_SENTENCE)
+        sweep_run(RunFolder(Path(folder)), "guard", LAUNCHER_LOST_END)
     return 0
 
 

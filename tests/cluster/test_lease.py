@@ -18,7 +18,7 @@ from torchyard.cluster import create, lease, lease_renewal, orphans
 from torchyard.model.errors import RunInUseError
 from torchyard.model.plan import ManifestPlan
 from torchyard.model.profile import Deadlines
-from torchyard.model.run import Handle, Outcome, Status
+from torchyard.model.run import Handle, Outcome, RunEnd, Status
 from torchyard.pods import lease_record, seal
 from torchyard.steps.submit import submit
 from torchyard.steps.teardown import teardown
@@ -273,6 +273,6 @@ def test_folder_of_a_run_that_moved_is_not_swept(jobs: Jobs, training: Training)
     training.kill_launcher()
     plan = training.plan
     rewrite_lease(training.jobs, plan, holderIdentity="elsewhere:/runs")
-    assert sweep_run(training.flow_run.folder, "sweep", "no process owns it", report_end) is None
+    assert sweep_run(training.flow_run.folder, "sweep", RunEnd("swept", "no process owns it"), report_end) is None
     assert count_objects(training.jobs, plan) == 3
     rewrite_lease(training.jobs, plan, holderIdentity=lease.build_holder_identity(plan))

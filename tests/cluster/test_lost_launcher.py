@@ -18,7 +18,7 @@ from torchyard.assembly import sweep_run
 from torchyard.common.log_lines import parse_log_line, read_new_lines
 from torchyard.common.project_root import ROOT
 from torchyard.model.plan import ManifestPlan
-from torchyard.model.run import Report
+from torchyard.model.run import Report, RunEnd
 from torchyard.run.folder import list_run_folders
 from torchyard.tasks.flow_run.states import report_end
 
@@ -92,7 +92,7 @@ def training(jobs: Jobs, fake_overrides: dict[str, Any], tmp_path: Path) -> Iter
     path.write_text(yaml.safe_dump(document))
     yield Training(jobs, path, log)
     for folder in list_run_folders():
-        sweep_run(folder, "test", "the test is over", report_end)
+        sweep_run(folder, "test", RunEnd("swept", "the test is over"), report_end)
 
 
 def test_lost_run_is_resumed(training: Training) -> None:

@@ -41,10 +41,15 @@ class FakePrefect:
         self.posted: list[tuple[str, Any]] = []
         self.requested_states: list[str] = []
         self.artifacts: list[Any] = []
-        self.request_count = self.refusals = self.lost_responses = 0
+        self.requested_paths: list[str] = []  # of all requests
+        self.refusals = self.lost_responses = 0
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (Handler,), {"server_of": self}))
         self._http.daemon_threads = True
         threading.Thread(target=self._http.serve_forever, args=(0.05,), daemon=True).start()
+
+    @property
+    def request_count(self) -> int:
+        return len(self.requested_paths)
 
     @property
     def url(self) -> str:
@@ -130,7 +135,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def _answer(self, body: Any, record: Callable[[], object] | None = None) -> None:
         """Respond with the server's status; `record` is called first if that is 200, so that the caller finds it."""
-        self.server_of.request_count += 1
+        self.server_of.requested_paths.append(self.path)
         self.server_of.answering.wait()
         status = 404 if body is None else self.server_of.status
         if self.command == "PATCH" and self.server_of.refusals:

@@ -23,6 +23,7 @@ from tests.processes.local_runs import WITHOUT_AGENT
 from tests.support.waiting import wait_until
 from torchyard.assembly import sweep_run
 from torchyard.common.project_root import ROOT
+from torchyard.model.run import RunEnd
 from torchyard.run.folder import list_run_folders
 from torchyard.run.resume import LOST_MESSAGE
 from torchyard.tasks.recovery import recover_lost_runs
@@ -128,7 +129,7 @@ def started_benchmark(write: Write, tmp_path: Path) -> Iterator[StartedBenchmark
             worker.wait(60)
             (truth / "go").touch()
             for folder in list_run_folders():
-                sweep_run(folder, "test", "the test is over", lambda *_: None)
+                sweep_run(folder, "test", RunEnd("swept", "the test is over"), lambda *_: None)
 
 
 def test_lost_benchmark_is_resumed(started_benchmark: StartedBenchmark) -> None:

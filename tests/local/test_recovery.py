@@ -32,6 +32,7 @@ from tests.processes.local_runs import WITHOUT_AGENT
 from tests.support.waiting import wait_until
 from torchyard.assembly import sweep_run
 from torchyard.model.errors import DetachedError
+from torchyard.model.run import RunEnd
 from torchyard.run.folder import RunFolder, runs_folder
 from torchyard.run.resume import LOST_MESSAGE
 from torchyard.tasks.flow_run.states import report_end, reschedule_run
@@ -148,7 +149,7 @@ def test_sweep_reports_a_lost_run(create_run: Callable[[State[Any]], Run]) -> No
     """A swept run gets the state name Swept, because another machine would resume a run that is Crashed."""
     lost_run = create_run(CRASHED)
     lost_run.left()
-    sweep_run(lost_run.folder, "sweep", "its lease has ended", report_end)
+    sweep_run(lost_run.folder, "sweep", RunEnd("swept", "its lease has ended"), report_end)
     assert lost_run.now().state_name == "Swept"
 
 
@@ -157,7 +158,7 @@ def test_end_of_an_earlier_launch_is_not_the_end_of_a_retry(create_run: Callable
     retried = create_run(RUNNING)
     retried.left({"event": "ending", "end": "cancelled", "sentence": "cancelled"}, {"event": "end", "end": "cancelled"})
     retried.folder.record_event("start", run=str(retried.id), flow_run=str(retried.id), count=2)
-    sweep_run(retried.folder, "sweep", "its lease has ended", report_end)
+    sweep_run(retried.folder, "sweep", RunEnd("swept", "its lease has ended"), report_end)
     assert (retried.folder.read_record().find_last("end")["end"], retried.now().state_name) == ("swept", "Swept")
 
 

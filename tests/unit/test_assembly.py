@@ -13,7 +13,7 @@ from torchyard.host.processes import find_labelled
 from torchyard.model.event import AttemptStarted, EndReached, RunEvent
 from torchyard.model.plan import CommandPlan
 from torchyard.model.profile import Deadlines
-from torchyard.model.run import Report
+from torchyard.model.run import Report, RunEnd
 from torchyard.run.control import LocalControl
 from torchyard.run.folder import AttemptPlan, RunFolder
 from torchyard.run.services import Sinks
@@ -53,10 +53,10 @@ def test_end_of_a_swept_run_is_sent_from_its_folder_alone(write: Write, receiver
     folder.path.mkdir(parents=True)
     for _ in range(2):
         folder.record_event("start", run="an-id", profile="sample", entry="fresh")
-        assert sweep_run(folder, "sweep", REASON) == ()
+        assert sweep_run(folder, "sweep", RunEnd("swept", REASON)) == ()
         Sinks(list_sinks(profile, RUN_ID, "")).emit(AttemptStarted(1, "sample-1"))
     folder.record_event("start", run="an-id", profile="sample", entry="fresh")
-    assert sweep_run(folder, "sweep", REASON) == ()
+    assert sweep_run(folder, "sweep", RunEnd("swept", REASON)) == ()
     assert receiver.titles == ["sample: failed"] * len(receiver.titles)
     assert receiver.received[-1]["message"].partition("\n")[0] == REASON
     assert len(receiver.received) == 2
@@ -80,7 +80,7 @@ def test_message_about_a_swept_run_is_about_its_report(
             sent.append(event.report)
 
     monkeypatch.setattr(MessageSink, "take", record_end)
-    assert sweep_run(folder, "sweep", REASON) == ()
+    assert sweep_run(folder, "sweep", RunEnd("swept", REASON)) == ()
     assert sent == [folder.report()]
     assert [attempt.number for attempt in sent[0].attempts] == [1]
     assert sent[0].seconds > 0

@@ -26,9 +26,10 @@ from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.exceptions import ObjectNotFound
 
-from torchyard.assembly import LAUNCHER_LOST_SENTENCE, sweep_run
+from torchyard.assembly import LAUNCHER_LOST_END, sweep_run
 from torchyard.common.log import get_log
 from torchyard.model.errors import FolderError, TorchyardError
+from torchyard.model.run import RunEnd
 from torchyard.run.folder import RunFolder, list_run_folders
 from torchyard.run.record import RunRecord, find_last_event
 from torchyard.run.resume import (
@@ -198,7 +199,7 @@ def _recover_run(client: SyncPrefectClient, candidate: _Candidate, *, check_leas
             return run.name if _schedule_run(client, run, folder, record) else None
         case "finish" if folder:
             on_end = _ignore_end if is_user_flow else partial(_report_flow_end, run_id)
-            sweep_run(folder, "guard", "cancelled through Prefect", on_end, end="cancelled")
+            sweep_run(folder, "guard", RunEnd("cancelled", "cancelled through Prefect"), on_end)
         case "report":
             end = record.find_last("end")
             report_state(run_id, build_final_state(end.get("end", "failed"), end.get("sentence", "")))
@@ -312,7 +313,7 @@ def main(argv: Iterable[str]) -> int:
     if command == "keep":
         report_lost_run(folder)
     else:
-        sweep_run(folder, "guard", LAUNCHER_LOST_SENTENCE, report_end)
+        sweep_run(folder, "guard", LAUNCHER_LOST_END, report_end)
     return 0
 
 

@@ -200,13 +200,7 @@ def _sweep_folder(folder: RunFolder, reason: str, *, only_expired: bool) -> tupl
     reported_end = read_reported_end(folder.read_record().flow_run_id)
     end = reported_end or RunEnd("swept", reason)
     return sweep_run(
-        folder,
-        "sweep",
-        end.sentence,
-        report_end,
-        end=end.end,
-        only_expired=only_expired,
-        is_end_reported=reported_end is not None,
+        folder, "sweep", end, report_end, only_expired=only_expired, is_end_reported=reported_end is not None
     )
 
 
