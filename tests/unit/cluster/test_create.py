@@ -123,7 +123,7 @@ def test_refusal_is_reported_where_the_object_may_not_be_read(
     """A user who may neither create nor read an object gets the refusal of its creation."""
     fake_api.fail("POST", "/services", 422)
     fake_api.fail("GET", "/services/", 403)
-    with pytest.raises(ClusterError, match="POST .*: a fault of the test: 422"):
+    with pytest.raises(ClusterError, match=r"POST .*: a fault of the test: 422"):
         create.adopt_or_create(fake_server, plan, plan.store[0])
 
 

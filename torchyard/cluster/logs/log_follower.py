@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 from torchyard.cluster.logs.log_file import GapError, LineSplitter, LogWriter, Overlap, parse_second
 from torchyard.common.event_loop import LoopThread
+from torchyard.common.json_text import parse_json
+from torchyard.diagnosis import pod_facts
 from torchyard.kube import absence
 from torchyard.kube.client import Client
 from torchyard.kube.pacing import RetryPacer
@@ -102,6 +104,21 @@ class LogReader:
         query = {"container": source.container, "timestamps": "true", **query}
         return self._streams.stream_chunks(f"{self._pods_path}/{source.pod}/log", query, idle_timeout_s)
 
+    async def check_pod(self, source: LogSource) -> None:
+        """Raise NotFoundError if the name of a log's pod belongs to another pod by now; return if that is not known.
+
+        What a response that started before contains is the log of the pod with this uid.
+        """
+        path = f"{self._pods_path}/{source.pod}"
+        try:
+            async with aclosing(self._streams.stream_chunks(path, {}, _READ_IDLE_TIMEOUT_S)) as chunks:
+                pod = parse_json(b"".join([chunk async for chunk in chunks]))
+        except (ClusterError, TransientError, ValueError):
+            return
+        if pod_facts.get_uid(pod) not in ("", source.uid):
+            message = f"pod {source.pod} was replaced by another one of its name"
+            raise NotFoundError(self.host, "read a log", message, HTTPStatus.NOT_FOUND)
+
     async def acquire_slot(self) -> "ReadSlot":
         """Wait until fewer than `_MAX_PARALLEL_READS` reads hold a slot."""
         await self._read_slots.acquire()
@@ -124,9 +141,12 @@ class LogFollower:
     and `Overlap` drops the lines that the file already has. If the file's newest line does not come again, lines may be
     missing: they are first looked for in the previous container's log (`_bridge`), then recorded in `lost`.
 
+    Identity. A log is requested by the name of its pod, which a controller may give to another pod. So the pod's uid is
+    read once a response has started, except for the first one, and after a refusal.
+
     Errors. Only `update_pod` and `resume` raise: RuntimeError if no thread can be started. A broken connection is
-    reopened after a growing pause. A refusal with 403 or a confirmed absence of the pod ends the log: what was not
-    delivered is recorded as missing. Other refusals are retried; `is_finished` reports when they are not waited for.
+    reopened after a growing pause. A refusal with 403 or a confirmed absence of the pod, whose name may belong to another
+    one, ends the log: what was not delivered is recorded as missing. Other refusals are retried; `is_finished` reports when they are not waited for.
     """
 
     def __init__(self, reader: LogReader, source: LogSource, path: Path, predecessor: "LogFollower | None") -> None:
@@ -158,6 +178,7 @@ class LogFollower:
         self._has_ended = False
         self._bridged_restart = 0  # up to this restart the file continues the previous container's log
         self._has_gap = False
+        self._has_requested = False  # the first request follows an event of the pod, so its name is not another one's
 
         self._finish_lock = asyncio.Lock()  # one `_finish` at a time
         self._read_lock = asyncio.Lock()  # guards what follows
@@ -431,16 +452,26 @@ class LogFollower:
         idle_timeout_s = STREAM_IDLE_TIMEOUT_S if follow else _READ_IDLE_TIMEOUT_S
         splitter = LineSplitter()
         reader = self._reader
+        is_checked = not self._has_requested
+        self._has_requested = True
         slot = None if follow else await reader.acquire_slot()
         try:
             async with aclosing(reader.stream_chunks(self.source, query, idle_timeout_s)) as chunks:
                 async for chunk in chunks:
+                    if not is_checked:
+                        await reader.check_pod(self.source)
+                        is_checked = True
                     self.received_bytes += len(chunk)
                     self._has_received_data = True
                     self._refused_since = math.inf
                     complete_lines = splitter.split(chunk)
                     if complete_lines:
                         yield complete_lines
+            if not is_checked:
+                await reader.check_pod(self.source)
+        except ClusterError:
+            await reader.check_pod(self.source)
+            raise
         finally:
             if slot:
                 slot.release()

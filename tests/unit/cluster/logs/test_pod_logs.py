@@ -50,15 +50,16 @@ def test_container_that_waits_may_have_a_log(last_state: dict[str, object], has_
 def test_recreated_pod_continues_the_log(job: Job) -> None:
     """The log of a pod's successor follows the predecessor's in one file: no line is lost or out of order."""
     logs = PodLogs(get_cluster_client(job.plan.cluster), job.plan)
-    job.fake_api.logs[job.get_pod_name("worker-0")] = b"".join(build_lines(3))
-    logs.update_pod("worker-0", job.get_pod_name("worker-0"), job.build_pod("worker-0", "uid-1"))
+    name = job.get_pod_name("worker-0")
+    job.fake_api.logs[name] = b"".join(build_lines(3))
+    logs.update_pod("worker-0", name, job.fake_api.put(job.build_pod("worker-0", "uid-1")))
     wait_until(lambda: len(job.read_log()) == 3)
-    logs.update_pod("worker-0", job.get_pod_name("worker-0"), None)
+    logs.update_pod("worker-0", name, None)
     wait_until(lambda: not logs.is_unfinished())
-    job.fake_api.logs[job.get_pod_name("worker-0")] = b"".join(build_lines(5)[3:])
-    logs.update_pod("worker-0", job.get_pod_name("worker-0"), job.build_pod("worker-0", "uid-2"))
+    job.fake_api.logs[name] = b"".join(build_lines(5)[3:])
+    logs.update_pod("worker-0", name, job.fake_api.put(job.build_pod("worker-0", "uid-2")))
     wait_until(lambda: len(job.read_log()) == 5)
-    logs.update_pod("worker-0", job.get_pod_name("worker-0"), None)
+    logs.update_pod("worker-0", name, None)
     wait_until(lambda: not logs.is_unfinished())
     assert (job.read_log(), logs.lost_logs()) == ([f"line {number}" for number in range(5)], {})
 
