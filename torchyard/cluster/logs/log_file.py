@@ -245,6 +245,16 @@ def parse_second(line: bytes) -> int | None:
         return None
 
 
+def read_newest_second(path: Path) -> int | None:
+    """The second of a log's last line; None if it has no line with a time stamp, or cannot be read."""
+    try:
+        with path.open("rb") as file:
+            last_line, _ = _read_last_line(file)
+    except OSError:
+        return None
+    return parse_second(last_line)
+
+
 def read_recent_lines(path: Path) -> Iterator[bytes]:
     """The last lines of a log that an earlier process wrote; half a line, left when it was killed, is cut off.
 
@@ -254,6 +264,7 @@ def read_recent_lines(path: Path) -> Iterator[bytes]:
         return
     with path.open("r+b") as file:
         last_line, end = _read_last_line(file)
+        file.truncate(end)
         start = end
         while start > 0:
             start = max(start - WINDOW_BYTES, 0)
@@ -270,7 +281,7 @@ def read_recent_lines(path: Path) -> Iterator[bytes]:
 
 
 def _read_last_line(file: BinaryIO) -> tuple[bytes, int]:
-    """The last complete line and its end offset; what follows it is truncated."""
+    """The last complete line and its end offset; half a line may follow it."""
     size = file.seek(0, os.SEEK_END)
     window_size = WINDOW_BYTES
     while True:
@@ -281,9 +292,7 @@ def _read_last_line(file: BinaryIO) -> tuple[bytes, int]:
         if start or window_size >= size:
             break
         window_size *= 4
-    end_offset = size - len(window) + end
-    file.truncate(end_offset)
-    return window[start:end], end_offset
+    return window[start:end], size - len(window) + end
 
 
 def _is_beyond_overlap(first_line: bytes, last_line: bytes) -> bool:
