@@ -10,6 +10,7 @@ from torchyard.cluster.checks.admission import find_deleting_run
 from torchyard.cluster.checks.permissions import list_missing_rights
 from torchyard.cluster.job_watch import ClusterWatch
 from torchyard.cluster.lease_renewal import hold_lease
+from torchyard.cluster.listing import is_own_object
 from torchyard.code.archive import read_archive
 from torchyard.code.object_store import publish_archive
 from torchyard.common.local_errors import OUTAGE_TIMEOUT_S, retry_step
@@ -191,11 +192,6 @@ def _find_refused(client: Client, obj: KubeObject, refusal: ClusterError) -> Kub
         raise
 
 
-def is_own_object(plan: ManifestPlan, obj: KubeObject) -> bool:
-    """Whether an object has all labels of the run."""
-    return plan.labels.items() <= (obj.get("metadata", {}).get("labels") or {}).items()
-
-
 def _tie_store_to_job(client: Client, plan: ManifestPlan, job: KubeObject) -> None:
     """Make the job own the store, which is then deleted with the job, also by another user."""
     owner = {"apiVersion": job["apiVersion"], "kind": job["kind"], "name": plan.job, "uid": job["metadata"]["uid"]}
@@ -210,8 +206,8 @@ def create_store(plan: ManifestPlan) -> None:
     """Create what the job needs before it, wait until its pods are ready, and send the code to the one for it.
 
     That is the rendezvous store, the companions of a manifest, and the pod that brings the code to a claim. Raises
-    RendezvousError, or CodeError of that pod, if a pod is not ready within `_STORE_READY_TIMEOUT_S`, has ended, or
-    cannot start.
+    RendezvousError, or CodeError of that pod, if a pod is not ready within `_STORE_READY_TIMEOUT_S` of observation, has
+    ended, or cannot start.
     """
     client = get_cluster_client(plan.cluster)
     run_lease = hold_lease(plan)
@@ -222,18 +218,21 @@ def create_store(plan: ManifestPlan) -> None:
     pods = [obj for obj in plan.store if obj["kind"] == "Pod"]
     if not pods:
         return
-    deadline = time.monotonic() + _STORE_READY_TIMEOUT_S
+    observed_s = 0.0
     with ClusterWatch(plan) as watch:
         while True:
             waiting = [pod["metadata"]["name"] for pod in pods if not _is_pod_ready(plan, watch, pod)]
             if not waiting:
                 break
-            if time.monotonic() > deadline:
+            if observed_s > _STORE_READY_TIMEOUT_S:
                 message = f"{', '.join(waiting)} not ready within {_STORE_READY_TIMEOUT_S:.0f} s"
                 raise RendezvousError(
                     plan.probe or waiting[0], message, f"kubectl describe pod {waiting[0]}", retry=True
                 )
+            started_at = time.monotonic()
             watch.poll(timeout_s=_STORE_POLL_INTERVAL_S)
+            if watch.is_fully_observed():  # during an outage a pod may become ready unseen
+                observed_s += time.monotonic() - started_at
         for pod in filter(is_code_upload, pods):
             if plan.code and not _has_ended_well(watch.states[_get_key(plan, pod)]):
                 code_upload.send_code(client, plan.code, pod["metadata"]["name"])

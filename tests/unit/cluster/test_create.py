@@ -14,6 +14,7 @@ from tests.doubles.fake_objects import ObjectKey
 from tests.doubles.pod_jobs import build_lines, run_later
 from torchyard.cluster import create, lease
 from torchyard.cluster.checks.admission import check_admission
+from torchyard.cluster.job_watch import ClusterWatch
 from torchyard.code.archive import keep_archive, read_archive
 from torchyard.kube.client import Client
 from torchyard.model.errors import ClusterError, RendezvousError
@@ -299,6 +300,26 @@ def test_store_is_awaited_until_it_is_ready(fake_api: FakeApi, plan: ManifestPla
     assert published == ["True", "False", "True"]
     create.create_store(plan)
     assert len([request for request in fake_api.find_requests("POST", "/pods") if not request.query.get("dryRun")]) == 2
+
+
+def test_outage_does_not_count_as_time_without_a_store(
+    fake_api: FakeApi, plan: ManifestPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pod may become ready unseen, so its time limit counts only while it is observed."""
+    pod = next(obj for obj in plan.store if obj["kind"] == "Pod")
+    polls = list[bool]()
+
+    def report_outage(_: ClusterWatch) -> bool:
+        polls.append(True)
+        if len(polls) == 3:
+            ready = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+            fake_api.objects.patch(ObjectKey("v1/pods", "default", pod["metadata"]["name"]), {"status": ready})
+        return False
+
+    monkeypatch.setattr(create, "_STORE_READY_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(ClusterWatch, "is_fully_observed", report_outage)
+    create.create_store(plan)
+    assert len(polls) >= 3
 
 
 @pytest.mark.parametrize(
