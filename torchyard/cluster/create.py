@@ -10,6 +10,7 @@ from torchyard.cluster.checks.admission import find_deleting_run
 from torchyard.cluster.checks.permissions import list_missing_rights
 from torchyard.cluster.job_watch import ClusterWatch
 from torchyard.cluster.lease_renewal import hold_lease
+from torchyard.cluster.listing import is_own_object
 from torchyard.code.archive import read_archive
 from torchyard.code.object_store import publish_archive
 from torchyard.common.local_errors import OUTAGE_TIMEOUT_S, retry_step
@@ -27,6 +28,7 @@ from torchyard.pods.optional_objects import find_optional_object
 _STORE_READY_TIMEOUT_S = 300.0  # seconds, including the pull of its image
 _STORE_POLL_INTERVAL_S = 0.25
 _STORE_LOG_TIMEOUT_S = 2.0
+_LATE_POD_WARNING = "pods that start later will fail: %s"
 _FORBIDDEN = "this user may not create and delete the {kind}; role {role} of deploy/kubernetes/rbac.yaml grants it"
 
 
@@ -56,23 +58,24 @@ def drop_forbidden_objects(plan: ManifestPlan) -> ManifestPlan:
 # --- creating
 
 
-def create_job(plan: ManifestPlan) -> tuple[KubeObject, bool]:
+def create_job(plan: ManifestPlan, *, was_submitted: bool = False) -> tuple[KubeObject, bool]:
     """Create the job or find it; return it, and whether it is new.
 
     A dry run of all objects but the first comes first, so that nothing is created if the API server would refuse one
     of them. A job that this run has submitted before and that is gone is not created again: another user has deleted
     it.
 
+    `was_submitted`: this machine has recorded the submit; the Lease may have been deleted since, and its record too.
+
     Raises RunInUseError if another living process owns the run, ClusterError if an object is refused.
     """
     client = get_cluster_client(plan.cluster)
     run_lease = hold_lease(plan)
-    if lease_record.is_submitted(run_lease):
-        existing = client.get(plan.main["apiVersion"], plan.main["kind"], plan.job)
-        if existing is None:
-            return plan.main, False
-    plan_objects = _add_code(client, plan, may_lack_it=lease_record.is_submitted(run_lease))
-    objects = [add_owner(obj, run_lease) for obj in plan_objects]
+    if was_submitted and not lease_record.is_submitted(run_lease):
+        lease.record_submission(plan)
+    if was_submitted or lease_record.is_submitted(run_lease):
+        return _attach_to_job(client, plan, run_lease), False
+    objects = [add_owner(obj, run_lease) for obj in _add_code(client, plan, may_lack_it=False)]
     for obj in objects[1:]:
         adopt_or_create(client, plan, obj, dry_run=True)
     results = [adopt_or_create(client, plan, obj) for obj in objects]
@@ -80,6 +83,26 @@ def create_job(plan: ManifestPlan) -> tuple[KubeObject, bool]:
     lease.record_submission(plan)
     _tie_store_to_job(client, plan, job)
     return job, created
+
+
+def _attach_to_job(client: Client, plan: ManifestPlan, run_lease: KubeObject) -> KubeObject:
+    """The submitted job; as the plan has it if it is gone, also if its name belongs to another owner by now.
+
+    The job needs neither the right nor the room to be created again. Other objects of it that are gone are created
+    again, for pods that start later; a refusal of these is a warning.
+    """
+    job = client.get(plan.main["apiVersion"], plan.main["kind"], plan.job)
+    if job is None or not is_own_object(plan, job):
+        return plan.main
+    for obj in _add_code(client, plan, may_lack_it=True)[:-1]:
+        try:
+            adopt_or_create(client, plan, add_owner(obj, run_lease))
+        except ClusterError as error:
+            if error.is_transient:
+                raise
+            get_log().warning(_LATE_POD_WARNING, error)
+    _tie_store_to_job(client, plan, job)
+    return job
 
 
 def _add_code(client: Client, plan: ManifestPlan, *, may_lack_it: bool) -> list[KubeObject]:
@@ -102,7 +125,7 @@ def _add_code(client: Client, plan: ManifestPlan, *, may_lack_it: bool) -> list[
                 continue
             if not may_lack_it:
                 raise
-            get_log().warning("pods that start later will fail: %s", error)
+            get_log().warning(_LATE_POD_WARNING, error)
     return objects
 
 
@@ -126,9 +149,10 @@ def adopt_or_create(
 ) -> tuple[KubeObject, bool]:
     """Create an object or find it; return it, and whether it is new.
 
-    A companion of a manifest is used unchanged, also one of another owner: a claim may be older than the run. One that
-    another run deletes at its end is not used. Raises ClusterError if the name belongs to another run, or the server
-    refuses the object.
+    An object that exists is looked for after any refusal: admission, such as that of a quota, refuses it before the API
+    server finds that its name is taken. A companion of a manifest is used unchanged, also one of another owner: a claim
+    may be older than the run. One that another run deletes at its end is not used. Raises ClusterError if the name
+    belongs to another run, or the server refuses the object.
     """
     metadata = obj["metadata"]
     message = "it exists and does not belong to this run"
@@ -136,10 +160,10 @@ def adopt_or_create(
         try:
             return client.create(obj, dry_run=dry_run), True
         except ClusterError as error:
-            if error.status != HTTPStatus.CONFLICT:
+            if error.is_transient:
                 raise
             refusal = error
-        existing = client.get(obj["apiVersion"], obj["kind"], metadata["name"], metadata.get("namespace", ""))
+        existing = _find_refused(client, obj, refusal)
         if existing and is_own_object(plan, existing):
             return existing, False
         if existing and etcd.is_companion_object(obj):
@@ -149,14 +173,23 @@ def adopt_or_create(
             message = f"it belongs to the run {deleting_run}, which deletes it at its end"
         if existing:
             break
-        if is_last_try:  # the name is free, so that the conflict is about something else, such as a quota
-            raise refusal
+        if is_last_try or refusal.status != HTTPStatus.CONFLICT:
+            raise refusal  # also a conflict about something else than the name, which is free, such as a quota
     raise ClusterError(client.host, f"create {obj['kind']} {metadata['name']}", message, HTTPStatus.CONFLICT)
 
 
-def is_own_object(plan: ManifestPlan, obj: KubeObject) -> bool:
-    """Whether an object has all labels of the run."""
-    return plan.labels.items() <= (obj.get("metadata", {}).get("labels") or {}).items()
+def _find_refused(client: Client, obj: KubeObject, refusal: ClusterError) -> KubeObject | None:
+    """The existing object with the name of a refused one; None if it is proven that there is none.
+
+    Raises `refusal` if this user may not read it.
+    """
+    metadata = obj["metadata"]
+    try:
+        return client.get(obj["apiVersion"], obj["kind"], metadata["name"], metadata.get("namespace", ""))
+    except ClusterError as error:
+        if error.status == HTTPStatus.FORBIDDEN:
+            raise refusal from error
+        raise
 
 
 def _tie_store_to_job(client: Client, plan: ManifestPlan, job: KubeObject) -> None:
@@ -173,8 +206,8 @@ def create_store(plan: ManifestPlan) -> None:
     """Create what the job needs before it, wait until its pods are ready, and send the code to the one for it.
 
     That is the rendezvous store, the companions of a manifest, and the pod that brings the code to a claim. Raises
-    RendezvousError, or CodeError of that pod, if a pod is not ready within `_STORE_READY_TIMEOUT_S`, has ended, or
-    cannot start.
+    RendezvousError, or CodeError of that pod, if a pod is not ready within `_STORE_READY_TIMEOUT_S` of observation, has
+    ended, or cannot start.
     """
     client = get_cluster_client(plan.cluster)
     run_lease = hold_lease(plan)
@@ -185,18 +218,21 @@ def create_store(plan: ManifestPlan) -> None:
     pods = [obj for obj in plan.store if obj["kind"] == "Pod"]
     if not pods:
         return
-    deadline = time.monotonic() + _STORE_READY_TIMEOUT_S
+    observed_s = 0.0
     with ClusterWatch(plan) as watch:
         while True:
             waiting = [pod["metadata"]["name"] for pod in pods if not _is_pod_ready(plan, watch, pod)]
             if not waiting:
                 break
-            if time.monotonic() > deadline:
+            if observed_s > _STORE_READY_TIMEOUT_S:
                 message = f"{', '.join(waiting)} not ready within {_STORE_READY_TIMEOUT_S:.0f} s"
                 raise RendezvousError(
                     plan.probe or waiting[0], message, f"kubectl describe pod {waiting[0]}", retry=True
                 )
+            started_at = time.monotonic()
             watch.poll(timeout_s=_STORE_POLL_INTERVAL_S)
+            if watch.is_fully_observed():  # during an outage a pod may become ready unseen
+                observed_s += time.monotonic() - started_at
         for pod in filter(is_code_upload, pods):
             if plan.code and not _has_ended_well(watch.states[_get_key(plan, pod)]):
                 code_upload.send_code(client, plan.code, pod["metadata"]["name"])

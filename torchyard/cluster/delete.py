@@ -20,8 +20,7 @@ from functools import partial
 from http import HTTPStatus
 
 from torchyard.cluster import lease
-from torchyard.cluster.create import is_own_object
-from torchyard.cluster.listing import GroupVersionKind, format_selector, list_labelled_objects
+from torchyard.cluster.listing import GroupVersionKind, format_selector, is_own_object, list_labelled_objects
 from torchyard.common.local_errors import OUTAGE_TIMEOUT_S, retry_step
 from torchyard.common.log import get_log
 from torchyard.diagnosis import pod_facts

@@ -59,7 +59,9 @@ class ClusterJob:
     def submit(self, deadlines: Deadlines, submitted_at: float | None) -> Handle:
         plan = self._plan
         # Without a time limit for a job that exists: giving up would end a job that runs well during an outage.
-        job, created = retry_step(OUTAGE_TIMEOUT_S if submitted_at is None else None)(create.create_job)(plan)
+        was_submitted = submitted_at is not None
+        create_job = retry_step(None if was_submitted else OUTAGE_TIMEOUT_S)(create.create_job)
+        job, created = create_job(plan, was_submitted=was_submitted)
         action = "created" if created else "attached to"
         kind = plan.main["kind"]
         get_log().info("%s %s %s/%s: %d pods", action, kind, plan.cluster.namespace, plan.job, len(plan.nodes))

@@ -29,6 +29,7 @@ RENEW_INTERVAL_S = 40.0
 HOLDER_DEAD_AFTER_S = 3 * RENEW_INTERVAL_S + 10.0  # without a renewal for so long, the holder is dead
 MAX_PROOF_AGE_S = 1.0  # of a renewal that proves the ownership: nobody takes the run over before HOLDER_DEAD_AFTER_S
 HOLDER_POLL_INTERVAL_S = 5.0  # seconds between two checks whether a holder is alive
+_MAX_RELEASE_TRIES = 5
 _NEW_HOLDER = "another process, which has taken it over"
 TEST_FAILED_STATUS = 422  # the API server's response if a test in a JSON patch fails
 
@@ -72,7 +73,9 @@ def acquire_lease(plan: ManifestPlan) -> KubeObject:
     updated = _patch_lease(
         plan, "another process, which was faster", unchanged_test, *build_spec_patch(desired["spec"])
     )
-    return _update_metadata(client, desired if updated is None else updated, desired)
+    if updated is None:  # deleted in the meantime
+        return client.create(desired)
+    return _update_metadata(client, updated, desired)
 
 
 def _update_metadata(client: Client, existing: KubeObject, desired: KubeObject) -> KubeObject:
@@ -327,8 +330,15 @@ def hand_lease_over(plan: ManifestPlan) -> None:
 
 
 def release_lease(plan: ManifestPlan) -> None:
-    """Delete the Lease if it is held from here. The run has ended and has no leftovers, which it would own."""
+    """Delete the Lease if it is held from here. The run has ended and has no leftovers, which it would own.
+
+    A renewal that is under way may change it between its reading and its deletion, which is then tried again.
+    """
     client = get_cluster_client(plan.cluster)
-    existing = read_lease(client, plan)
-    if existing is not None and is_held_here(plan, existing):
-        client.delete(existing, force=True, is_unchanged=True)
+    for _ in range(_MAX_RELEASE_TRIES):
+        existing = read_lease(client, plan)
+        if existing is None or not is_held_here(plan, existing):
+            return
+        if client.delete(existing, force=True, is_unchanged=True):
+            return
+    get_log().warning("Lease %s is left, because it changes again and again; a sweep removes it", plan.run)

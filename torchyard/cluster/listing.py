@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from torchyard.kube.client import Client, KubeObject
 from torchyard.kube.per_client import PerClient
 from torchyard.model.errors import ClusterError
+from torchyard.model.plan import ManifestPlan
 
 GroupVersionKind = tuple[str, str]  # batch/v1, Job
 _MAX_PARALLEL_REQUESTS = 8
@@ -65,6 +66,11 @@ def list_labelled_objects(
 def format_selector(labels: Mapping[str, str]) -> str:
     """The selector of objects that have all of these labels; an empty value matches any."""
     return ",".join(f"{key}={value}" if value else key for key, value in labels.items())
+
+
+def is_own_object(plan: ManifestPlan, obj: KubeObject) -> bool:
+    """Whether an object has all labels of the run."""
+    return plan.labels.items() <= (obj.get("metadata", {}).get("labels") or {}).items()
 
 
 # --- discovery

@@ -33,6 +33,7 @@ from torchyard.common.log import get_log
 from torchyard.diagnosis import pod_facts
 from torchyard.diagnosis.pod_facts import ROLE_LABEL, RUN_LABEL
 from torchyard.kube.client import Client, KubeObject, get_cluster_client
+from torchyard.kube.kubeconfig import has_kubeconfig
 from torchyard.model.errors import ClusterError
 from torchyard.model.profile import Cluster
 from torchyard.pods import lease_record
@@ -98,7 +99,7 @@ def find_orphans(context: str | None, scope: SweepScope) -> Iterator[Orphan]:
     Raises ClusterError if the API server does not respond, or its Leases may not be listed.
     """
     client = get_cluster_client(Cluster(context=context))
-    leases = _list_leases(client)
+    leases, is_everywhere = _list_leases(client)
     now = client.now()
     for lease in leases:
         if not scope.covers(lease_record.read_lease_name(lease)):
@@ -109,7 +110,7 @@ def find_orphans(context: str | None, scope: SweepScope) -> Iterator[Orphan]:
 
     leased_runs = {(lease["metadata"]["namespace"], lease_record.read_lease_name(lease)) for lease in leases}
     unleased_objects = []
-    for obj in _list_run_objects(client):
+    for obj in _list_run_objects(client, everywhere=is_everywhere):
         if obj["kind"] != lease_record.LEASE_KIND and _get_run_key(obj) not in leased_runs:
             unleased_objects.append(obj)
     for (_, run), objects in _group_by_run(unleased_objects).items():
@@ -125,7 +126,7 @@ def find_unrenewed_leases(context: str | None) -> list[KubeObject]:
     client = get_cluster_client(Cluster(context=context))
     now = client.now()
     unrenewed = []
-    for lease in _list_leases(client):
+    for lease in _list_leases(client).leases:
         if lease_record.list_lease_faults(lease, now):
             continue
         age_s = lease_record.measure_lease_age(lease, now) or 0.0
@@ -135,14 +136,21 @@ def find_unrenewed_leases(context: str | None) -> list[KubeObject]:
     return unrenewed
 
 
-def _list_leases(client: Client) -> list[KubeObject]:
+class _ListedLeases(NamedTuple):
+    """The Leases of runs, and whether they are those of all namespaces, not only of the user's own."""
+
+    leases: list[KubeObject]
+    is_everywhere: bool
+
+
+def _list_leases(client: Client) -> _ListedLeases:
     """The Leases of runs in all namespaces or, if that is refused, in the user's own.
 
     Raises ClusterError if both are refused: without Leases a live run looks like an abandoned one.
     """
     params = {"labelSelector": RUN_LABEL}
     try:
-        return client.list(*_LEASE_KIND, params, everywhere=True)
+        return _ListedLeases(client.list(*_LEASE_KIND, params, everywhere=True), is_everywhere=True)
     except ClusterError as error:
         if error.status != HTTPStatus.FORBIDDEN:
             raise
@@ -158,7 +166,7 @@ def _list_leases(client: Client) -> list[KubeObject]:
         client.namespace,
         _SWEEP_ROLE_HINT,
     )
-    return leases
+    return _ListedLeases(leases, is_everywhere=False)
 
 
 def _check_lease(client: Client, lease: KubeObject, now: float, scope: SweepScope) -> Orphan | None:
@@ -205,8 +213,14 @@ def _check_unleased_run(client: Client, run: str, objects: list[KubeObject], sco
     return orphan._replace(kept_reason=scope.check_alive_by_name(run))
 
 
-def _list_run_objects(client: Client) -> list[KubeObject]:
-    """Objects with a run's label in all namespaces; kinds that may not be listed there, in the user's own."""
+def _list_run_objects(client: Client, *, everywhere: bool) -> list[KubeObject]:
+    """Objects with a run's label in the user's own namespace.
+
+    everywhere: in all namespaces, except kinds that may not be listed there. Without the Leases of a namespace, its
+    runs look abandoned.
+    """
+    if not everywhere:
+        return list_labelled_objects(client, list_kinds(client), {RUN_LABEL: ""}).objects
     all_namespaces = list_labelled_objects(client, list_kinds(client), {RUN_LABEL: ""}, everywhere=True)
     own_namespace = list_labelled_objects(client, all_namespaces.refusals, {RUN_LABEL: ""})
     return all_namespaces.objects + own_namespace.objects
@@ -406,11 +420,14 @@ def _delete_and_await(claim: _Claim, objects: list[KubeObject]) -> None:
 
 
 def has_cluster(context: str | None) -> bool:
-    """Whether there is a cluster to search. Raises ClusterError if a named context does not exist."""
+    """Whether there is a cluster to search: not without a kubeconfig, except in a pod with a service account.
+
+    Raises ClusterError if a named context does not exist, or the kubeconfig cannot be used.
+    """
     try:
         get_cluster_client(Cluster(context=context))
     except ClusterError:
-        if context:
+        if context or has_kubeconfig():
             raise
         return False
     return True

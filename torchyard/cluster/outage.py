@@ -1,6 +1,7 @@
 """Reports an API server that does not respond, or that refuses to list the job's objects."""
 
 import time
+from http import HTTPStatus
 
 from torchyard.common.log import get_log
 from torchyard.kube.retry import TransientError
@@ -28,7 +29,7 @@ class OutageReporter:
             self._end_outage(now)
             return
         self._started_at = self._started_at or now
-        is_refusal = isinstance(error, ClusterError)
+        is_refusal = isinstance(error, ClusterError) and not _is_away(error)
         if self._is_reported or not (is_refusal or now - self._started_at > REPORT_AFTER_S):
             return
         self._is_reported = True
@@ -44,3 +45,8 @@ class OutageReporter:
             )
         self._started_at = 0.0
         self._is_reported = False
+
+
+def _is_away(error: ClusterError) -> bool:
+    """Whether the API server did not respond, or is busy, although the request was repeated. 401 needs a person."""
+    return error.is_transient and error.status != HTTPStatus.UNAUTHORIZED

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Set
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
-from torchyard.cluster.listing import format_selector
+from torchyard.cluster.listing import format_selector, is_own_object
 from torchyard.diagnosis import pod_facts
 from torchyard.kube.client import Client, KubeObject
 from torchyard.kube.retry import Backoff, TransientError
@@ -191,16 +191,23 @@ class Reflector(threading.Thread):
     def _read_unlisted(self, names: Set[str]) -> dict[str, KubeObject]:
         """Those of the objects which a list lacks that exist nevertheless, by name.
 
-        A user who may not read them by name needs a second list of a ready server.
+        One without the labels that select it has the name of a deleted one, and is another owner's. A user who may not
+        read them by name needs a second list of a ready server.
         """
         try:
-            return self._client.get_all(self._watched.api, self._watched.kind, names)
+            objects = self._client.get_all(self._watched.api, self._watched.kind, names)
+            return {name: obj for name, obj in objects.items() if self._is_selected(obj)}
         except ClusterError as error:
             if error.status != HTTPStatus.FORBIDDEN:
                 raise
         self._client.await_confirmation()
         response = self._client.get_once(self._path, self._selector)
         return {obj["metadata"]["name"]: obj for obj in response["items"] if obj["metadata"]["name"] in names}
+
+    def _is_selected(self, obj: KubeObject) -> bool:
+        """Whether an object has the labels of the job; True for a kind that is selected otherwise."""
+        is_selected_otherwise = self._watched.by_name or bool(self._watched.owner_label)
+        return is_selected_otherwise or is_own_object(self._plan, obj)
 
     def _build_selector(self) -> dict[str, str]:
         """The query that selects the objects of the job.

@@ -208,8 +208,18 @@ class Client:
         time.sleep(absence.CONFIRMATION_DELAY_S)
         with self._ready_lock:
             if self._ready_at <= waiting_since:
-                self._retry(lambda: check_ready(self.credentials.current), "GET /readyz")
+                self._retry(self._check_ready, "GET /readyz")
                 self._ready_at = time.monotonic()
+
+    def _check_ready(self) -> None:
+        """Raise TransientError or ClusterError unless the server is ready. Refused credentials are reloaded."""
+        connection = self.credentials.current
+        try:
+            check_ready(connection)
+        except ClusterError as error:
+            if error.status != HTTPStatus.UNAUTHORIZED or not self.credentials.renew(connection):
+                raise
+            check_ready(self.credentials.current)
 
     def patch(self, obj: KubeObject, change: KubeObject | KubeObjects) -> KubeObject:
         """Merge a dict into an object, or apply a list as a JSON patch: all of it or nothing."""

@@ -65,10 +65,6 @@ class Connection(NamedTuple):
     settings: Any
     http: Any
 
-    @property
-    def has_credentials(self) -> bool:
-        return bool(self.settings.api_key or self.settings.cert_file)
-
     def send(self, request: Request) -> Response:
         """Send a request; return its response with the body unread.
 

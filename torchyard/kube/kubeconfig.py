@@ -3,6 +3,7 @@
 import contextlib
 import os
 from collections.abc import Iterator, Mapping
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torchyard.diagnosis.pod_facts import get_mapping, get_mappings
 from torchyard.kube.http import Connection, build_keepalive_options
 from torchyard.model.errors import ClusterError
 
+_MISSING_REMEDY = "set KUBECONFIG to the file of your cluster; `make cluster-up` creates a local test cluster"
 _MAX_CONNECTIONS = 4000  # one for each watched kind and each followed log, of hundreds of runs
 
 
@@ -33,7 +35,7 @@ def renew_connection(original: Connection, context: str | None) -> Connection:
     """
     settings, _ = load_settings(context)
     renewed = open_connection(settings, context)
-    if original.has_credentials and not renewed.has_credentials:
+    if _has_credentials(original.settings) and not _has_credentials(renewed.settings):
         raise ClusterError("kubeconfig", renewed.name, "it has no credentials any more: log in again", 401)
     return renewed
 
@@ -42,7 +44,8 @@ def load_settings(context: str | None) -> tuple[Any, dict[str, Any]]:
     """The connection's settings, and the context as the kubeconfig has it.
 
     `context` None: the current context, or a pod's service account where there is no kubeconfig. Raises ClusterError if
-    the context does not exist or the kubeconfig cannot be read, or is not one.
+    the context does not exist, the kubeconfig cannot be read, or is not one, or its plugin provides no credentials: the
+    client library then sends requests without any.
     """
     settings = client.Configuration()
     paths = get_kubeconfig_paths()
@@ -55,6 +58,10 @@ def load_settings(context: str | None) -> tuple[Any, dict[str, Any]]:
             message = f"there is no such context; there are: {choices}"
             raise ClusterError("kubeconfig", f"context {context_name}", message, 0)
         config.load_kube_config(paths, context=context_name, client_configuration=settings)
+        plugin = _find_plugin(by_name[context_name])
+        if plugin and not _has_credentials(settings):
+            message = f"its plugin {plugin} provides no credentials: log in again"
+            raise ClusterError("kubeconfig", f"context {context_name}", message, HTTPStatus.UNAUTHORIZED)
         return settings, by_name[context_name]
     except (yaml.YAMLError, OSError) as error:
         raise ClusterError("kubeconfig", "read it", str(error), 0) from error
@@ -62,15 +69,26 @@ def load_settings(context: str | None) -> tuple[Any, dict[str, Any]]:
         problem = f"{get_kubeconfig_paths()} does not have the structure of a kubeconfig: {error}"
         raise ClusterError("kubeconfig", "read it", problem, 0) from error
     except ConfigException as error:
-        return _load_pod_account(settings, context, _explain_missing_configuration(error))
+        if has_kubeconfig():  # the pod's own cluster may be another one
+            raise ClusterError("kubeconfig", "read it", f"{paths}: {error}; {_MISSING_REMEDY}", 0) from error
+        return _load_pod_account(settings, context, f"there is no file {paths}")
 
 
-def _explain_missing_configuration(error: ConfigException) -> str:
-    """Why the kubeconfig has no configuration: the client library does not name the files."""
-    paths = get_kubeconfig_paths()
-    if any(Path(path).expanduser().exists() for path in paths.split(os.pathsep) if path):
-        return f"{paths}: {error}"
-    return f"there is no file {paths}"
+def has_kubeconfig() -> bool:
+    """Whether a file of the kubeconfig exists; also one that this user may not look for."""
+    for path in filter(None, get_kubeconfig_paths().split(os.pathsep)):
+        try:
+            Path(path).expanduser().lstat()
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError:
+            return True
+        return True
+    return False
+
+
+def _has_credentials(settings: Any) -> bool:
+    return bool(settings.api_key or settings.cert_file)
 
 
 def get_kubeconfig_paths() -> str:
@@ -94,13 +112,18 @@ def describe_credentials(context: Mapping[str, Any]) -> str:
 
     `context`: as `load_settings` returns it.
     """
+    plugin = _find_plugin(context)
+    return f"the kubeconfig's plugin {plugin}" if plugin else "the kubeconfig"
+
+
+def _find_plugin(context: Mapping[str, Any]) -> str:
+    """The command that provides the credentials of a context's user; empty if the kubeconfig has them."""
     user_name = context["context"].get("user")
     for document in _read_documents():
         for user in get_mappings(document, "users"):
             if user.get("name") == user_name:  # the first of a name counts
-                command = get_mapping(user, "user", "exec").get("command")
-                return f"the kubeconfig's plugin {command}" if command else "the kubeconfig"
-    return "the kubeconfig"
+                return str(get_mapping(user, "user", "exec").get("command") or "")
+    return ""
 
 
 def _read_documents() -> Iterator[dict[str, Any]]:
@@ -126,5 +149,4 @@ def _load_pod_account(settings: Any, context: str | None, reason: str) -> tuple[
         with open("/var/run/secrets/kubernetes.io/serviceaccount/namespace", encoding="utf-8") as file:
             return settings, {"context": {"namespace": file.read().strip()}}
     except (ConfigException, OSError):
-        remedy = "set KUBECONFIG to the file of your cluster; `make cluster-up` creates a local test cluster"
-        raise ClusterError("kubeconfig", "read it", f"{reason}; {remedy}", 0) from None
+        raise ClusterError("kubeconfig", "read it", f"{reason}; {_MISSING_REMEDY}", 0) from None

@@ -14,6 +14,7 @@ from tests.doubles.fake_objects import ObjectKey
 from tests.doubles.pod_jobs import build_lines, run_later
 from torchyard.cluster import create, lease
 from torchyard.cluster.checks.admission import check_admission
+from torchyard.cluster.job_watch import ClusterWatch
 from torchyard.code.archive import keep_archive, read_archive
 from torchyard.kube.client import Client
 from torchyard.model.errors import ClusterError, RendezvousError
@@ -107,6 +108,26 @@ def test_companion_of_an_earlier_attempt_is_used(fake_api: FakeApi, fake_server:
     assert create.adopt_or_create(fake_server, plan, companion) == (existing, False)
 
 
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_object_of_this_run_is_adopted_where_admission_refuses_it(
+    fake_api: FakeApi, fake_server: Client, plan: ManifestPlan, dry_run: bool
+) -> None:
+    """A quota that the object itself uses up refuses it before the API server finds that its name is taken."""
+    existing, _ = create.adopt_or_create(fake_server, plan, plan.store[0])
+    fake_api.fail("POST", "/services", 403)
+    assert create.adopt_or_create(fake_server, plan, plan.store[0], dry_run=dry_run) == (existing, False)
+
+
+def test_refusal_is_reported_where_the_object_may_not_be_read(
+    fake_api: FakeApi, fake_server: Client, plan: ManifestPlan
+) -> None:
+    """A user who may neither create nor read an object gets the refusal of its creation."""
+    fake_api.fail("POST", "/services", 422)
+    fake_api.fail("GET", "/services/", 403)
+    with pytest.raises(ClusterError, match=r"POST .*: a fault of the test: 422"):
+        create.adopt_or_create(fake_server, plan, plan.store[0])
+
+
 def test_name_that_becomes_free_is_used(fake_api: FakeApi, fake_server: Client, plan: ManifestPlan) -> None:
     """If the existing object disappears after the refusal, the new one is created."""
     fake_api.fail("POST", "/services", 409, times=1)
@@ -193,6 +214,50 @@ def test_deleted_job_is_not_created_again(fake_api: FakeApi, job_plan: ManifestP
     assert fake_api.find("batch.volcano.sh/v1alpha1", "Job", job_plan.job) is None
 
 
+def test_deleted_job_is_not_created_again_without_its_lease(fake_api: FakeApi, job_plan: ManifestPlan) -> None:
+    """A job that was deleted with its Lease is not created again, and the next Lease records that it was submitted."""
+    create.create_job(job_plan)
+    fake_api.objects.delete(ObjectKey("coordination.k8s.io/v1/leases", "default", job_plan.run), {})
+    assert create.create_job(job_plan, was_submitted=True) == (job_plan.main, False)
+    assert fake_api.find("batch.volcano.sh/v1alpha1", "Job", job_plan.job) is None
+    run_lease = fake_api.find("coordination.k8s.io/v1", "Lease", job_plan.run)
+    assert run_lease
+    assert lease_record.is_submitted(run_lease)
+
+
+def test_attaching_does_not_create_the_job(fake_api: FakeApi, job_plan: ManifestPlan) -> None:
+    """A resumed run attaches to its job where creations are refused, as by a quota."""
+    job, _ = create.create_job(job_plan)
+    posts = len(fake_api.find_requests("POST", "/jobs"))
+    fake_api.fail("POST", "/jobs", 403)
+    attached, created = create.create_job(job_plan)
+    assert (attached["metadata"]["uid"], created) == (job["metadata"]["uid"], False)
+    assert len(fake_api.find_requests("POST", "/jobs")) == posts
+
+
+def test_refused_objects_of_an_attached_job_are_a_warning(
+    fake_api: FakeApi, planned: Planned, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A deleted Service that may not be created again does not keep a resumed run from its job."""
+    plan = create.resolve_cluster(planned(launcher="job"))
+    job, _ = create.create_job(plan)
+    (service,) = (obj for obj in plan.objects if obj["kind"] == "Service")
+    fake_api.objects.delete(ObjectKey("v1/services", "default", service["metadata"]["name"]), {})
+    fake_api.fail("POST", "/services", 403)
+    attached, created = create.create_job(plan)
+    assert (attached["metadata"]["uid"], created) == (job["metadata"]["uid"], False)
+    assert caplog.messages[-1].startswith("pods that start later will fail: ")
+
+
+def test_job_of_another_owner_is_not_attached_to(fake_api: FakeApi, job_plan: ManifestPlan) -> None:
+    """A submitted job whose name belongs to another owner by now is gone."""
+    create.create_job(job_plan)
+    fake_api.objects.delete(ObjectKey("batch.volcano.sh/v1alpha1/jobs", "default", job_plan.job), {})
+    foreign_job = fake_api.put(build_foreign(job_plan.main))
+    assert create.create_job(job_plan) == (job_plan.main, False)
+    assert fake_api.find("batch.volcano.sh/v1alpha1", "Job", job_plan.job) == foreign_job
+
+
 def test_refused_dry_run_creates_nothing(fake_api: FakeApi, planned: Planned) -> None:
     """If the dry run of one object is refused, no object of the job is created."""
     plan = create.resolve_cluster(planned(rendezvous="c10d"))
@@ -235,6 +300,26 @@ def test_store_is_awaited_until_it_is_ready(fake_api: FakeApi, plan: ManifestPla
     assert published == ["True", "False", "True"]
     create.create_store(plan)
     assert len([request for request in fake_api.find_requests("POST", "/pods") if not request.query.get("dryRun")]) == 2
+
+
+def test_outage_does_not_count_as_time_without_a_store(
+    fake_api: FakeApi, plan: ManifestPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pod may become ready unseen, so its time limit counts only while it is observed."""
+    pod = next(obj for obj in plan.store if obj["kind"] == "Pod")
+    polls = list[bool]()
+
+    def report_outage(_: ClusterWatch) -> bool:
+        polls.append(True)
+        if len(polls) == 3:
+            ready = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+            fake_api.objects.patch(ObjectKey("v1/pods", "default", pod["metadata"]["name"]), {"status": ready})
+        return False
+
+    monkeypatch.setattr(create, "_STORE_READY_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(ClusterWatch, "is_fully_observed", report_outage)
+    create.create_store(plan)
+    assert len(polls) >= 3
 
 
 @pytest.mark.parametrize(

@@ -70,3 +70,13 @@ def test_store_of_large_code_is_checked(planned: Planned, fake_api: FakeApi, tmp
     assert isinstance(plan, ManifestPlan)
     verdicts = {check.where: check.verdict for check in ClusterJob(plan).check()}
     assert verdicts["code.store"] == "failed"  # memory:// signs no URLs
+
+
+def test_submitted_job_is_not_started_without_its_lease(fake_api: FakeApi, plan: ManifestPlan) -> None:
+    """A job that the journal has as submitted is not created again, although its Lease was deleted with it."""
+    job = ClusterJob(plan)
+    job.submit(Deadlines(), None)
+    fake_api.objects.delete(ObjectKey("coordination.k8s.io/v1/leases", "default", plan.run), {})
+    assert not job.submit(Deadlines(), time.time()).created
+    assert fake_api.find("batch.volcano.sh/v1alpha1", "Job", plan.job) is None
+    ClusterOwner(plan).release()

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.conftest import Planned, Write, load, manifest_plan_of
-from tests.doubles.fake_api import FakeApi, Handler
-from tests.doubles.fake_objects import ObjectKey
+from tests.doubles.fake_api import FakeApi, Handler, ReceivedRequest
+from tests.doubles.fake_objects import Object, ObjectKey
 from tests.doubles.leases import ID, RUN, build_lease, format_time
 from torchyard.cluster import lease as lease_module
 from torchyard.cluster.lease import (
@@ -360,11 +360,45 @@ def test_lease_that_has_changed_since_it_was_read_is_not_deleted(
     plan: ManifestPlan, fake_api: FakeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The deletion of a Lease names the version that was read: another process may take it over in between."""
-    acquired = acquire_lease(plan)
+    readings = [acquire_lease(plan)]
     fake_api.objects.patch(LEASE_KEY, {"spec": {"holderIdentity": "elsewhere:/runs"}})
-    monkeypatch.setattr(lease_module, "read_lease", lambda *_: acquired)
+    monkeypatch.setattr(lease_module, "read_lease", lambda *args: readings.pop() if readings else read_lease(*args))
     release_lease(plan)
     assert lease_record.read_holder(fake_api.objects.get(LEASE_KEY)) == "elsewhere:/runs"
+
+
+def test_lease_that_was_renewed_since_it_was_read_is_deleted(
+    plan: ManifestPlan, fake_api: FakeApi, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A renewal that is under way does not keep the Lease of a run that ends; one that always changes is reported."""
+    acquired = acquire_lease(plan)
+    readings = [acquired]
+    renew_lease(plan)
+    monkeypatch.setattr(lease_module, "read_lease", lambda *args: readings.pop() if readings else read_lease(*args))
+    release_lease(plan)
+    assert fake_api.find(lease_record.LEASE_API, lease_record.LEASE_KIND, RUN) is None
+    assert caplog.messages == []
+    monkeypatch.setattr(lease_module, "read_lease", lambda *_: acquired)
+    release_lease(plan)
+    assert caplog.messages[0].startswith(f"Lease {RUN} is left")
+
+
+def test_lease_that_is_deleted_during_a_takeover_is_created(
+    plan: ManifestPlan, fake_api: FakeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Lease that is deleted after it was read is created by the process that was about to take it over."""
+    handed_over = acquire_lease(plan)
+    hand_lease_over(plan)
+    change = fake_api.change
+
+    def delete_before_the_patch(request: ReceivedRequest, key: ObjectKey) -> Object:
+        if request.method == "PATCH":
+            monkeypatch.setattr(fake_api, "change", change)
+            fake_api.objects.delete(key, {})
+        return change(request, key)
+
+    monkeypatch.setattr(fake_api, "change", delete_before_the_patch)
+    assert acquire_lease(plan)["metadata"]["uid"] not in ("", handed_over["metadata"]["uid"])
 
 
 @pytest.mark.usefixtures("run_key")

@@ -186,6 +186,14 @@ def test_right_to_one_namespace_is_enough(cast: Make, fake_api: FakeApi) -> None
     assert [str(orphan) for orphan in find_removable()] == [f"default/{RUN}"]
 
 
+def test_objects_of_a_namespace_whose_leases_may_not_be_listed_are_no_orphans(cast: Make, fake_api: FakeApi) -> None:
+    """Where Leases may be listed in one namespace only, objects of others do not count as having no Lease."""
+    cast("other", ago=60)
+    fake_api.fail("GET", r"/v1/leases\?", 403)
+    assert list(orphans.find_orphans(None, NO_RUN_ALIVE._replace(without_lease=True))) == []
+    assert not fake_api.find_requests("GET", "/namespaces/other/")
+
+
 def test_failed_list_of_leases_is_an_error(fake_api: FakeApi) -> None:
     """A failed list is an error, not an empty list."""
     fake_api.fail("GET", r"/leases\?", 405)
@@ -277,10 +285,14 @@ def test_unrenewed_leases_are_those_of_lost_launchers(cast: Make) -> None:
 
 
 def test_named_context_must_exist(fake_api: FakeApi) -> None:
-    """A named context that does not exist is an error; without a kubeconfig there is no cluster."""
+    """A context that does not exist, and a broken kubeconfig, are errors; without a kubeconfig there is no cluster."""
     assert orphans.has_cluster(None)
     with pytest.raises(ClusterError):
         orphans.has_cluster("nowhere")
+    fake_api.kubeconfig.write_text("")
+    get_cluster_client.cache_clear()
+    with pytest.raises(ClusterError):
+        orphans.has_cluster(None)
     fake_api.kubeconfig.unlink()
     get_cluster_client.cache_clear()
     assert not orphans.has_cluster(None)

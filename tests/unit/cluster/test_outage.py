@@ -10,6 +10,8 @@ from torchyard.model.errors import ClusterError
 
 AWAY = TransientError("connection refused")
 REFUSED = ClusterError("https://x", "list Pod", "pods is forbidden", 403)
+UNREACHED = ClusterError("https://x", "GET /api/v1/pods", "connection refused", 0)
+UNAUTHORIZED = ClusterError("https://x", "list Pod", "pods is forbidden", 401)
 STILL_WAITING = "The job keeps running; still waiting for the API server"
 GONE = f"the API server does not respond: connection refused. {STILL_WAITING}"
 HIDDEN = f"the API server refuses to show the job: pods is forbidden. {STILL_WAITING}"
@@ -25,9 +27,12 @@ HIDDEN = f"the API server refuses to show the job: pods is forbidden. {STILL_WAI
             [GONE, "the API server responds again after 50 s; the job is observed again"],
         ),
         ({0: REFUSED, 100: REFUSED}, [HIDDEN]),
+        ({0: UNAUTHORIZED}, [HIDDEN]),
+        ({0: UNREACHED, 9: UNREACHED}, []),
+        ({0: UNREACHED, 11: UNREACHED}, [GONE]),
         ({0: AWAY, 11: AWAY, 30: None, 40: AWAY, 51: AWAY}, [GONE, "responds again after 30 s", GONE]),
     ],
-    ids=["short", "long", "ended", "refused", "twice"],
+    ids=["short", "long", "ended", "refused", "unauthorized", "short after retries", "long after retries", "twice"],
 )
 def test_outage_is_reported_once(
     monkeypatch: pytest.MonkeyPatch,

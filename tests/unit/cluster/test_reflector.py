@@ -267,6 +267,23 @@ def test_deletion_of_the_job_is_read_by_name(
     assert (changes.get(timeout=TIMEOUT_S).obj is None) == is_gone
 
 
+def test_object_of_another_owner_is_not_the_deleted_job(
+    fake_api: FakeApi,
+    plan: ManifestPlan,
+    start_reflector: StartReflector,
+    changes: "queue.Queue[ObjectChange]",
+) -> None:
+    """A job is gone although another user's object, without the run's labels, has its name by now."""
+    fake_api.put(plan.main)
+    assert start_reflector(JOBS).has_listed.wait(TIMEOUT_S)
+    assert changes.get(timeout=TIMEOUT_S).obj
+    key = ObjectKey(f"{JOBS.api}/jobs", "default", plan.job)
+    with fake_api.objects.changed:
+        fake_api.objects.delete(key, {})
+        fake_api.put(plan.main | {"metadata": {"name": plan.job, "labels": {"team": "other"}}})
+    assert changes.get(timeout=TIMEOUT_S).obj is None
+
+
 def test_job_whose_kind_is_not_served_is_gone(
     fake_api: FakeApi, plan: ManifestPlan, start_reflector: StartReflector, changes: "queue.Queue[ObjectChange]"
 ) -> None:

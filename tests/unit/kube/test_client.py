@@ -5,6 +5,7 @@ import weakref
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.contracts.api_server import ApiContract
 from tests.doubles.fake_api import FakeApi
@@ -158,3 +159,12 @@ def test_ownership_is_confirmed_before_each_try(fake_api: FakeApi, fake_server: 
     with pytest.raises(RunInUseError):
         fake_server.delete(config_map, confirm_ownership=confirm_ownership)
     assert len(fake_api.find_requests("DELETE", "/configmaps/one")) == 1
+
+
+def test_absence_is_confirmed_with_renewed_credentials(fake_api: FakeApi, fake_server: Client) -> None:
+    """A token that expires between the two readings of an absence is reloaded before the server counts as not ready."""
+    document = yaml.safe_load(fake_api.kubeconfig.read_text())
+    document["users"][0]["user"]["token"] = "renewed"
+    fake_api.kubeconfig.write_text(yaml.safe_dump(document))
+    fake_api.fail("GET", "/readyz", 401, times=1)
+    assert fake_server.get("v1", "Pod", "none") is None

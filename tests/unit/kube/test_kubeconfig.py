@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 import yaml
+from kubernetes import config
 
 from tests.doubles.fake_api import FakeApi
 from torchyard.kube.client import Client
 from torchyard.kube.kubeconfig import (
     describe_credentials,
+    has_kubeconfig,
     load_settings,
     open_connection,
     read_current_context,
@@ -101,3 +103,37 @@ def test_plugin_of_a_user_is_named(fake_api: FakeApi) -> None:
     document["users"][0]["user"] = {"exec": {"command": "aws"}}
     fake_api.kubeconfig.write_text(yaml.safe_dump(document))
     assert describe_credentials(context) == "the kubeconfig's plugin aws"
+
+
+def test_pod_with_a_broken_kubeconfig_does_not_use_its_own_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kubeconfig that is empty, or a link to nothing, as while it is replaced, does not select the pod's cluster."""
+    monkeypatch.setattr(config, "load_incluster_config", lambda **_: pytest.fail("the pod's cluster is selected"))
+    (tmp_path / "empty").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "none")
+    for name in ("empty", "link"):
+        monkeypatch.setenv("KUBECONFIG", str(tmp_path / name))
+        with pytest.raises(ClusterError, match=f"{name}: .*; set KUBECONFIG"):
+            load_settings(None)
+
+
+@pytest.mark.parametrize(("path", "may_exist"), [("none", False), ("file/config", False), ("x" * 300, True)])
+def test_kubeconfig_is_absent_only_where_the_system_reports_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, may_exist: bool
+) -> None:
+    """A file that cannot be looked for may exist."""
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / path))
+    assert has_kubeconfig() is may_exist
+
+
+def test_plugin_that_fails_is_an_error(fake_api: FakeApi) -> None:
+    """A plugin that provides no credentials is an error that another try may mend: a client would never have any."""
+    document = yaml.safe_load(fake_api.kubeconfig.read_text())
+    plugin = {"apiVersion": "client.authentication.k8s.io/v1", "command": "false", "interactiveMode": "Never"}
+    document["users"][0]["user"] = {"exec": plugin}
+    fake_api.kubeconfig.write_text(yaml.safe_dump(document))
+    with pytest.raises(ClusterError, match="its plugin false provides no credentials") as caught:
+        Client(Cluster())
+    assert caught.value.is_transient

@@ -65,13 +65,20 @@ class Overlap:
     The file contains each of `line_hashes`; `drop_written` removes every one of them once from the lines that come, so
     that two equal lines stay two. Until the file's newest line (`awaited_line`, a hash) has come again, new lines may
     follow a gap; `loss` is the text to record for it. An overlap belongs to one read and is not shared by threads.
+
+    If the node's clock was set back, the lines since then are requested, and older ones with later time stamps come
+    with them, whose hashes are not kept: all lines before the awaited one are dropped, up to `set_back_until`.
     """
 
-    def __init__(self, since_second: int, line_hashes: Iterable[int], awaited_line: int | None) -> None:
+    def __init__(
+        self, since_second: int, line_hashes: Iterable[int], awaited_line: int | None, set_back_until: int | None = None
+    ) -> None:
+        """`set_back_until`: the newest second before the node's clock was set back; None if it was not."""
         self.awaited_line = awaited_line  # None once it has come again, or if none is expected
         self.loss = ""  # what is lost if the awaited line does not come again; "" while that is unknown
         self._since_second = since_second
         self._line_hashes = Counter(line_hashes)
+        self._set_back_until = set_back_until
 
     @property
     def since(self) -> str | None:
@@ -84,10 +91,19 @@ class Overlap:
         """The lines that the file lacks."""
         if not self._line_hashes:
             return lines
+        if self._set_back_until is not None and not self.loss and self.awaited_line is not None:
+            lines = self._skip_to_awaited(lines, self._set_back_until)
         new_lines = [line for line in lines if not self._discard_written(hash(line))]
         if new_lines and self.awaited_line is None:
             self._line_hashes.clear()  # a log keeps its order: all that the file holds has come again
         return new_lines
+
+    def _skip_to_awaited(self, lines: list[bytes], set_back_until: int) -> list[bytes]:
+        """The lines from the awaited one on, or from the first one that is newer than all that the file has."""
+        for index, line in enumerate(lines):
+            if hash(line) == self.awaited_line or (parse_second(line) or 0) > set_back_until:
+                return lines[index:]
+        return []
 
     def _discard_written(self, line_hash: int) -> bool:
         """Whether the file has this line, which then no longer counts: a second equal line is another one, or new."""
@@ -126,6 +142,7 @@ class LogWriter:
         self._node_marker = f" {node} | ".encode()
         self._gaps_path = path.with_name("lost")
         self._newest_second = 0
+        self._last_second = 0  # of the last line; earlier than the newest one if the node's clock was set back
         self._recent: dict[int, array[int]] = {0: array("q")}  # by second: hashes of the lines of the last seconds
         self._current_second_hashes = self._recent[0]
         self._current_prefix = b""  # the time stamp to the second that the lines of the current second start with
@@ -144,7 +161,11 @@ class LogWriter:
         """
         since_second = self._newest_second - _OVERLAP_S if self._newest_second else 0
         awaited_line = None if is_new_container else self._last_line
-        return Overlap(since_second, chain.from_iterable(self._recent.values()), awaited_line)
+        set_back_until = None
+        if self._last_second < since_second:
+            since_second = self._last_second - _OVERLAP_S
+            set_back_until = self._newest_second
+        return Overlap(since_second, chain.from_iterable(self._recent.values()), awaited_line, set_back_until)
 
     def append(self, lines: list[bytes], overlap: Overlap) -> None:
         """Write the new ones of `lines`, which are as the API sent them: `STAMP text`.
@@ -200,6 +221,7 @@ class LogWriter:
     def _reset(self) -> None:
         """Start again with an empty file: the file was removed, and the log is read from its first remaining line."""
         self._newest_second = 0
+        self._last_second = 0
         self._last_line = None
         self._current_prefix = b""
         self._file_exists = False
@@ -230,8 +252,9 @@ class LogWriter:
         second = parse_second(line)
         self._current_prefix = line[:19]
         self._newest_second = max(self._newest_second, second or 0)
+        self._last_second = second or self._last_second
         first_kept = self._newest_second - _OVERLAP_S
-        self._is_requested_again = second is not None and second >= first_kept  # messages of the kubelet have no time
+        self._is_requested_again = second is not None  # messages of the kubelet have no time
         recent = {key: hashes for key, hashes in self._recent.items() if key >= first_kept}
         self._current_second_hashes = recent.setdefault(second or self._newest_second, array("q"))
         self._recent = recent
@@ -245,6 +268,16 @@ def parse_second(line: bytes) -> int | None:
         return None
 
 
+def read_newest_second(path: Path) -> int | None:
+    """The second of a log's last line; None if it has no line with a time stamp, or cannot be read."""
+    try:
+        with path.open("rb") as file:
+            last_line, _ = _read_last_line(file)
+    except OSError:
+        return None
+    return parse_second(last_line)
+
+
 def read_recent_lines(path: Path) -> Iterator[bytes]:
     """The last lines of a log that an earlier process wrote; half a line, left when it was killed, is cut off.
 
@@ -254,6 +287,7 @@ def read_recent_lines(path: Path) -> Iterator[bytes]:
         return
     with path.open("r+b") as file:
         last_line, end = _read_last_line(file)
+        file.truncate(end)
         start = end
         while start > 0:
             start = max(start - WINDOW_BYTES, 0)
@@ -270,7 +304,7 @@ def read_recent_lines(path: Path) -> Iterator[bytes]:
 
 
 def _read_last_line(file: BinaryIO) -> tuple[bytes, int]:
-    """The last complete line and its end offset; what follows it is truncated."""
+    """The last complete line and its end offset; half a line may follow it."""
     size = file.seek(0, os.SEEK_END)
     window_size = WINDOW_BYTES
     while True:
@@ -281,9 +315,7 @@ def _read_last_line(file: BinaryIO) -> tuple[bytes, int]:
         if start or window_size >= size:
             break
         window_size *= 4
-    end_offset = size - len(window) + end
-    file.truncate(end_offset)
-    return window[start:end], end_offset
+    return window[start:end], size - len(window) + end
 
 
 def _is_beyond_overlap(first_line: bytes, last_line: bytes) -> bool:

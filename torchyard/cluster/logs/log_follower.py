@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 from torchyard.cluster.logs.log_file import GapError, LineSplitter, LogWriter, Overlap, parse_second
 from torchyard.common.event_loop import LoopThread
+from torchyard.common.json_text import parse_json
+from torchyard.diagnosis import pod_facts
 from torchyard.kube import absence
 from torchyard.kube.client import Client
 from torchyard.kube.pacing import RetryPacer
@@ -31,7 +33,7 @@ MAX_RETRY_DELAY_S = 5.0  # between two tries, at most
 _PREDECESSOR_TIMEOUT_S = 20.0  # seconds that the log of a recreated pod waits for the end of its predecessor's
 _MAX_PARALLEL_READS = 16  # reads of ended containers' logs that wait for their first line
 _SLOT_TIMEOUT_S = 2.0  # after so long a read without a response makes room for another: its kubelet may be dead
-_START_PRECISION_S = 1  # the API states a container's start in whole seconds
+START_PRECISION_S = 1  # the API states a container's start and end in whole seconds
 _UNREAD = "all of it: it was not read"
 _UNREAD_END = "possibly the last lines"
 _BEING_READ = f"{_UNREAD_END}: it was still being read"
@@ -102,6 +104,21 @@ class LogReader:
         query = {"container": source.container, "timestamps": "true", **query}
         return self._streams.stream_chunks(f"{self._pods_path}/{source.pod}/log", query, idle_timeout_s)
 
+    async def check_pod(self, source: LogSource) -> None:
+        """Raise NotFoundError if the name of a log's pod belongs to another pod by now; return if that is not known.
+
+        What a response that started before contains is the log of the pod with this uid.
+        """
+        path = f"{self._pods_path}/{source.pod}"
+        try:
+            async with aclosing(self._streams.stream_chunks(path, {}, _READ_IDLE_TIMEOUT_S)) as chunks:
+                pod = parse_json(b"".join([chunk async for chunk in chunks]))
+        except (ClusterError, TransientError, ValueError):
+            return
+        if pod_facts.get_uid(pod) not in ("", source.uid):
+            message = f"pod {source.pod} was replaced by another one of its name"
+            raise NotFoundError(self.host, "read a log", message, HTTPStatus.NOT_FOUND)
+
     async def acquire_slot(self) -> "ReadSlot":
         """Wait until fewer than `_MAX_PARALLEL_READS` reads hold a slot."""
         await self._read_slots.acquire()
@@ -124,9 +141,13 @@ class LogFollower:
     and `Overlap` drops the lines that the file already has. If the file's newest line does not come again, lines may be
     missing: they are first looked for in the previous container's log (`_bridge`), then recorded in `lost`.
 
+    Identity. A log is requested by the name of its pod, which a controller may give to another pod. So the pod's uid is
+    read once a response has started, and after a refusal.
+
     Errors. Only `update_pod` and `resume` raise: RuntimeError if no thread can be started. A broken connection is
-    reopened after a growing pause. A refusal with 403 or a confirmed absence of the pod ends the log: what was not
-    delivered is recorded as missing. Other refusals are retried; `is_finished` reports when they are not waited for.
+    reopened after a growing pause. A refusal with 403 ends the log, and so does the confirmed absence of the pod, whose
+    name may belong to another one: what was not delivered is recorded as missing. Other refusals are retried;
+    `is_finished` reports when they are not waited for.
     """
 
     def __init__(self, reader: LogReader, source: LogSource, path: Path, predecessor: "LogFollower | None") -> None:
@@ -383,7 +404,7 @@ class LogFollower:
         A successor starts after its predecessor has run and ended, so its lines are later.
         """
         second = parse_second(line)
-        return second is not None and 0 <= second - self._started_at <= _START_PRECISION_S
+        return second is not None and 0 <= second - self._started_at <= START_PRECISION_S
 
     async def _bridge(self, writer: LogWriter) -> bool:
         """Read the rest of the previous container's log, if it is kept; return whether the file reaches its end."""
@@ -433,7 +454,7 @@ class LogFollower:
         reader = self._reader
         slot = None if follow else await reader.acquire_slot()
         try:
-            async with aclosing(reader.stream_chunks(self.source, query, idle_timeout_s)) as chunks:
+            async with aclosing(self._stream_own_chunks(query, idle_timeout_s)) as chunks:
                 async for chunk in chunks:
                     self.received_bytes += len(chunk)
                     self._has_received_data = True
@@ -449,6 +470,23 @@ class LogFollower:
             raise ClusterError(reader.host, "read a log", rest.decode(errors="replace"), HTTPStatus.BAD_REQUEST)
         if rest and not follow:  # in a followed stream it is half a line
             yield [rest]
+
+    async def _stream_own_chunks(self, query: Mapping[str, str], idle_timeout_s: float) -> AsyncGenerator[bytes, None]:
+        """The chunks of this very pod's log; NotFoundError if the pod's name belongs to another one by now."""
+        reader = self._reader
+        is_own = False
+        try:
+            async with aclosing(reader.stream_chunks(self.source, query, idle_timeout_s)) as chunks:
+                async for chunk in chunks:
+                    if not is_own:
+                        await reader.check_pod(self.source)
+                        is_own = True
+                    yield chunk
+        except ClusterError:
+            await reader.check_pod(self.source)
+            raise
+        if not is_own:
+            await reader.check_pod(self.source)
 
 
 class ReadSlot:

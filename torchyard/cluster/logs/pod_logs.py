@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from torchyard.cluster.logs.log_follower import LOG_READERS, LogFollower, LogSource
+from torchyard.cluster.logs.log_file import read_newest_second
+from torchyard.cluster.logs.log_follower import LOG_READERS, START_PRECISION_S, LogFollower, LogSource
 from torchyard.diagnosis import pod_facts
 from torchyard.kube.client import Client
 
@@ -48,7 +49,8 @@ class PodLogs:
     def update_pod(self, node: str, name: str, pod: Mapping[str, Any] | None, *, is_following: bool = True) -> None:
         """Record a pod's current state, None if it is gone; its log is followed once its container has run at all.
 
-        The log of a recreated pod continues in the same file. `is_following`: False to read only what the log of a
+        The log of a recreated pod continues in the same file; there an earlier process may have continued it already.
+        `is_following`: False to read only what the log of a
         running container contains now.
         """
         uid = pod_facts.get_uid(pod)
@@ -62,6 +64,8 @@ class PodLogs:
         if container is None:
             return
         if uid not in self._followers and has_container_started(pod, container):
+            if self._is_continued_by_successor(node, pod, container):
+                return
             self._followers[uid] = self._follow(node, LogSource(name, uid, container))
         if uid in self._followers:
             status = _get_container_status(pod, container)
@@ -75,11 +79,26 @@ class PodLogs:
 
     def _follow(self, node: str, source: LogSource) -> LogFollower:
         """A follower of the node's log, after the one of the node's earlier pod."""
-        path = Path(self._plan.logs.get(node) or f"{self._plan.folder}/{node}/log")
+        path = self._get_path(node)
         follower = LOG_READERS.get(self._client).follow(source, path, self._latest_of_path.get(path))
         self._latest_of_pod[source.pod] = follower
         self._latest_of_path[path] = follower
         return follower
+
+    def _get_path(self, node: str) -> Path:
+        return Path(self._plan.logs.get(node) or f"{self._plan.folder}/{node}/log")
+
+    def _is_continued_by_successor(self, node: str, pod: Mapping[str, Any], container: str) -> bool:
+        """Whether the file of a node's log has lines from after the end of this pod's container.
+
+        An earlier process has then read the pod's log, and its successor's after it, which continues the file.
+        """
+        terminated = pod_facts.get_mapping(_get_container_status(pod, container), "state", "terminated")
+        ended_at = pod_facts.parse_timestamp(terminated.get("finishedAt"))
+        if not (ended_at and has_container_terminated(pod, container)):
+            return False
+        newest_second = read_newest_second(self._get_path(node))
+        return newest_second is not None and newest_second > ended_at + START_PRECISION_S
 
     def resume(self) -> None:
         """Start the threads that could not be started. RuntimeError if this process can have no more threads now."""

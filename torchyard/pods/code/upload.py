@@ -30,11 +30,12 @@ _WAIT_LINES = """\
 until [ -e "$1" ]; do sleep 1; done
 rm -f "$1"
 """
-# A reader never sees an incomplete archive, also if two pods receive the same one.
+# A reader never sees an incomplete archive, also if two pods receive the same one. Each try has a file of its own: the
+# one before it may not have noticed yet that its connection is broken.
 _RECEIVE_LINES = f"""\
 folder=$1
 size=$2
-part=$folder/.part-$3
+part=$folder/.part-$3-$$
 done=$4
 # A power cut of the volume's server may have left an archive that is empty or cut off.
 if [ ! -f "$folder/{ARCHIVE_KEY}" ] || [ "$(wc -c <"$folder/{ARCHIVE_KEY}" || echo 0)" -ne "$size" ]; then

@@ -115,11 +115,30 @@ def test_known_gap_is_reported_by_a_later_process_too(path: Path) -> None:
     assert (path.read_bytes().count(b"\n"), LogWriter(path, "worker-0").gaps) == (2, ["possibly some lines"])
 
 
-def test_late_line_is_not_awaited(path: Path) -> None:
-    """A line stamped before the seconds that are requested again does not come again, and is not a gap."""
-    write(path, b"2026-01-01T00:00:08.001Z out", b"2026-01-01T00:00:01.999Z err")
-    write(path, b"2026-01-01T00:00:08.001Z out", b"2026-01-01T00:00:09.001Z more")
-    assert path.read_bytes().endswith(b"more\n")
+@pytest.mark.parametrize("is_later_process", [True, False])
+def test_clock_that_is_set_back_loses_no_line(path: Path, is_later_process: bool) -> None:
+    """The log is requested from its last line on, also if lines before it have later time stamps: these are dropped."""
+    lines = [b"2026-01-01T00:05:%02dZ before %d" % (second, second) for second in range(20)]
+    lines.append(b"2026-01-01T00:05:04Z last")
+    writer = write(path, *lines)
+    if is_later_process:
+        writer = LogWriter(path, "worker-0")
+    overlap = writer.resume_point()
+    assert overlap.since == "2026-01-01T00:05:02Z"
+    new_lines = [b"2026-01-01T00:05:05Z new", b"2026-01-01T00:05:30Z newest"]
+    for batch in (lines[2:10], [*lines[10:], *new_lines]):
+        writer.append(batch, overlap)
+    texts = [line.partition(b" | ")[2] for line in path.read_bytes().splitlines()]
+    assert texts == [line.partition(b" ")[2] for line in (*lines, *new_lines)]
+
+
+def test_rotation_after_a_clock_was_set_back_is_a_gap(path: Path) -> None:
+    """If the last line does not come again, a line that is newer than all before it shows that lines may be missing."""
+    writer = write(path, SECOND + b"Z one", b"2026-01-01T00:00:01Z last")
+    overlap = writer.resume_point()
+    writer.append([b"2026-01-01T00:00:03Z later"], overlap)
+    with pytest.raises(GapError):
+        writer.append([b"2026-01-01T00:00:08Z newest"], overlap)
 
 
 def test_only_the_end_of_a_long_log_is_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

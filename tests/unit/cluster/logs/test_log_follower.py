@@ -17,7 +17,7 @@ from torchyard.cluster.logs import log_follower
 from torchyard.cluster.logs.log_follower import LOG_READERS, LogFollower, LogSource
 from torchyard.kube.client import Client
 
-POD = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "train-worker-0"}}
+POD = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "train-worker-0", "uid": "uid-0"}}
 Follow = Callable[..., LogFollower]
 STARTED_AT = datetime(2026, 1, 1, tzinfo=UTC).timestamp()  # the second of the lines of `build_lines`
 
@@ -190,3 +190,42 @@ def test_stopped_log_is_requested_no_more(fake_api: FakeApi, fake_server: Client
     assert not threading.Event().wait(0.3)
     assert (len(read_texts(follower.path)), len(fake_api.received)) == (line_count, request_count)
     has_ended.set()
+
+
+SUCCESSOR = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "train-worker-0", "uid": "uid-1"}}
+
+
+def test_log_of_another_pod_of_the_same_name_is_not_read(fake_api: FakeApi, follow: Follow) -> None:
+    """If a pod's name belongs to its successor after a break, the log ends, and its end may be missing."""
+    served = iter([build_lines(3)])
+
+    def stream() -> Iterator[bytes]:
+        lines = next(served, [b"2026-01-01T00:01:00Z of the successor\n"])
+        if lines != build_lines(3):
+            fake_api.put(SUCCESSOR)
+        yield from lines
+
+    fake_api.logs["train-worker-0"] = stream
+    follower = follow()
+    assert follower.complete.wait(10)
+    assert read_texts(follower.path) == ["line 0", "line 1", "line 2"]
+
+
+def test_log_of_a_replaced_pod_is_not_waited_for(fake_api: FakeApi, follow: Follow) -> None:
+    """A refusal, as for a successor that has not started, ends the log of the pod that had its name before."""
+    fake_api.put(SUCCESSOR)
+    fake_api.fail("GET", "/log", 400)
+    follower = follow()
+    assert follower.complete.wait(10)
+    assert follower.lost == "all of it: pod train-worker-0 was replaced by another one of its name"
+
+
+def test_pod_that_cannot_be_read_does_not_end_its_log(fake_api: FakeApi, follow: Follow) -> None:
+    """A failed read of the pod does not prove that its name belongs to another one."""
+    fake_api.fail("GET", "/pods/train-worker-0$", 403)
+    fake_api.logs["train-worker-0"] = b"".join(build_lines(3))
+    follower = follow()
+    wait_until(lambda: len(read_texts(follower.path)) == 3)
+    follower.update_pod(has_terminated=True)
+    assert follower.complete.wait(10)
+    assert follower.lost == ""

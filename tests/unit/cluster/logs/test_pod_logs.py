@@ -50,17 +50,32 @@ def test_container_that_waits_may_have_a_log(last_state: dict[str, object], has_
 def test_recreated_pod_continues_the_log(job: Job) -> None:
     """The log of a pod's successor follows the predecessor's in one file: no line is lost or out of order."""
     logs = PodLogs(get_cluster_client(job.plan.cluster), job.plan)
-    job.fake_api.logs[job.get_pod_name("worker-0")] = b"".join(build_lines(3))
-    logs.update_pod("worker-0", job.get_pod_name("worker-0"), job.build_pod("worker-0", "uid-1"))
+    name = job.get_pod_name("worker-0")
+    job.fake_api.logs[name] = b"".join(build_lines(3))
+    logs.update_pod("worker-0", name, job.fake_api.put(job.build_pod("worker-0", "uid-1")))
     wait_until(lambda: len(job.read_log()) == 3)
-    logs.update_pod("worker-0", job.get_pod_name("worker-0"), None)
+    logs.update_pod("worker-0", name, None)
     wait_until(lambda: not logs.is_unfinished())
-    job.fake_api.logs[job.get_pod_name("worker-0")] = b"".join(build_lines(5)[3:])
-    logs.update_pod("worker-0", job.get_pod_name("worker-0"), job.build_pod("worker-0", "uid-2"))
+    job.fake_api.logs[name] = b"".join(build_lines(5)[3:])
+    logs.update_pod("worker-0", name, job.fake_api.put(job.build_pod("worker-0", "uid-2")))
     wait_until(lambda: len(job.read_log()) == 5)
-    logs.update_pod("worker-0", job.get_pod_name("worker-0"), None)
+    logs.update_pod("worker-0", name, None)
     wait_until(lambda: not logs.is_unfinished())
     assert (job.read_log(), logs.lost_logs()) == ([f"line {number}" for number in range(5)], {})
+
+
+@pytest.mark.parametrize(("last_second", "is_read"), [("10", True), ("12", False)])
+def test_log_that_its_successor_continues_is_not_read_again(job: Job, last_second: str, is_read: bool) -> None:
+    """A file with lines from after a container's end belongs to the next pod of the node by now."""
+    name = job.get_pod_name("worker-0")
+    path = Path(job.plan.nodes["worker-0"])
+    path.parent.mkdir(parents=True)
+    path.write_text(f"2026-01-01T00:00:{last_second}Z worker-0 | one\n")
+    state = {"terminated": {"exitCode": 1, "finishedAt": "2026-01-01T00:00:10Z"}}
+    logs = PodLogs(get_cluster_client(job.plan.cluster), job.plan)
+    logs.update_pod("worker-0", name, job.fake_api.put(job.build_pod("worker-0", "uid-1", "Failed", state)))
+    wait_until(lambda: not logs.is_unfinished())
+    assert bool(job.fake_api.find_requests("GET", f"{name}/log")) is is_read
 
 
 def test_log_whose_pod_is_gone_lacks_its_end(job: Job) -> None:

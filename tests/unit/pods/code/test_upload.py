@@ -11,6 +11,7 @@ import pytest
 
 from tests.builders.plan_parts import POD_LAUNCHERS, get_pod_spec, list_requirements
 from tests.conftest import Planned
+from tests.support.waiting import wait_until
 from torchyard.model.errors import ProfileError
 from torchyard.model.plan import CodeClaim, ManifestPlan
 from torchyard.model.requirements import Permission, ReferencedObject
@@ -130,3 +131,18 @@ def test_incomplete_archive_is_not_stored(tmp_path: Path, shell: list[str]) -> N
     completed = subprocess.run(command, input=b"short", capture_output=True, check=False)
     assert (completed.returncode, completed.stderr.split()) == (1, b"received 5 of 9 bytes".split())
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+@pytest.mark.parametrize("shell", SHELLS, ids="-".join)
+def test_broken_try_does_not_remove_what_the_next_one_receives(tmp_path: Path, shell: list[str]) -> None:
+    """A try whose connection has broken may end while the next one receives the archive, which is complete then."""
+    command = localize(build_receive_command(CLAIM, 5, "pod"), shell, tmp_path)
+    folder = tmp_path / CLAIM.folder
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as retry:
+        assert retry.stdin
+        wait_until(lambda: any(folder.glob(".part-*")))
+        assert subprocess.run(command, input=b"abc", check=False).returncode == 1
+        retry.stdin.write(b"12345")
+        retry.stdin.close()
+        assert retry.wait(10) == 0
+    assert (folder / "code.tar.gz").read_bytes() == b"12345"
