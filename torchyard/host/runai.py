@@ -163,8 +163,10 @@ def _watch_job(job: RunaiJob) -> bool:
         if pod.node in nodes:
             reader = _PodReader(pod, state_reader, pool)
             processes[pod.node] = WatchedProcess(
-                pod.copy_path, reader.read_state, reader.is_complete_after, reader.measure_age, offsets.get(pod.node)
+                pod.copy_path, reader.read_state, reader.is_complete_after, reader.measure_age
             )
+    for node, offset in offsets.items():
+        processes[node].request_log(offset)
     return watch_processes(launcher, processes, lambda _: "", _POLL_INTERVAL_S)
 
 

@@ -333,14 +333,16 @@ def _drain_output(log: ProcessLog, output_fd: int) -> None:
         log.write_output(data)
 
 
-def _watch(folders: dict[str, str], offsets: dict[str, int], launcher: Launcher) -> bool:
+def _watch(folders: dict[str, str], offsets: dict[str, int | None], launcher: Launcher) -> bool:
     """Send the states and logs of the processes with these folders; see host/watch.py."""
     readers = {name: _StateReader(folder) for name, folder in folders.items()}
     owner_files = [OwnerFile(path) for path in sorted(set(map(heartbeat_path, folders.values())))]
     processes: dict[str, WatchedProcess] = {}
     for name, reader in readers.items():
         log_path = file_path(reader.folder, "log")
-        processes[name] = WatchedProcess(log_path, reader.read, _has_ended, measure_age, offsets.get(name))
+        processes[name] = WatchedProcess(log_path, reader.read, _has_ended, measure_age)
+    for name, offset in offsets.items():
+        processes[name].request_log(offset)
 
     def renew_leases(owner: str) -> str:
         for reader in readers.values():

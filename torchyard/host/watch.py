@@ -8,7 +8,7 @@ Both directions are lines of JSON, except the bytes of a log, which follow their
                        {"process": NAME, "log_end": OFFSET}       the log ends at that byte, and is complete
                        {"ages": {NAME: SECONDS}}                  the response to a heartbeat: since when processes run
                        {"other_owner": OWNER}                     another launcher owns the run
-    from the launcher  {"processes": {NAME: FOLDER}, "logs": {NAME: OFFSET}}    the first line
+    from the launcher  {"processes": {NAME: FOLDER}, "logs": {NAME: OFFSET}}    the first line, with each log that is wanted
                        {"owner": OWNER}                           a heartbeat, which renews the lease
                        {"logs": {NAME: OFFSET}}                   send this log again from there; null: send none of it
 
@@ -108,7 +108,6 @@ class WatchedProcess:
         read_state: Callable[[], Json],
         is_ended: Callable[[Json], bool],
         measure_age: Callable[[Json], float | None],
-        offset: int | None,
     ) -> None:
         self.log_path = log_path
         self.read_state = read_state
@@ -117,8 +116,8 @@ class WatchedProcess:
         self._sent_state: Json = None
         self._has_ended = False
         self._has_sent_end = False
-        self._is_log_wanted = offset is not None
-        self._offset = offset
+        self._is_log_wanted = False
+        self._offset: int | None = None  # of the next byte to send; None: nothing is sent until the next request
 
     @property
     def is_finished(self) -> bool:
@@ -131,7 +130,8 @@ class WatchedProcess:
         return self.measure_age(self._sent_state) if self._sent_state else None
 
     def request_log(self, offset: int | None) -> None:
-        """Send the log from a byte on; None sends nothing until the next request."""
+        """Send the log from a byte on; None sends nothing until the next request, for which the watch waits."""
+        self._is_log_wanted = True
         self._offset = offset
         self._has_sent_end = False
 
@@ -166,8 +166,11 @@ def _read_bytes(path: str, offset: int) -> bytes:
         return b""
 
 
-def read_request(launcher: Launcher) -> tuple[dict[str, str], dict[str, int]]:
-    """The folders of the processes to watch, and the byte from which each log is wanted; empty if the launcher left."""
+def read_request(launcher: Launcher) -> tuple[dict[str, str], dict[str, int | None]]:
+    """The folders of the processes to watch, and the byte from which each log is wanted; empty if the launcher left.
+
+    None in place of a byte: the log is wanted, but not yet.
+    """
     while not launcher.has_left:
         for line in launcher.wait(60.0):
             return line["processes"], line["logs"]

@@ -42,8 +42,8 @@ class HostStream:
 
     Each state replaces the process's entry in `states`, which the ProcessWatch shares with its callers. What a host
     sends is untrusted: lines that are not the protocol's are ignored, such as a shell's greeting, and malformed values
-    of a state are left out (`_parse_state`). Only a log that cannot be written here is requested again, once there is
-    room; states and heartbeats go on meanwhile.
+    of a state are left out (`_parse_state`). Only a log whose copy here cannot be read or written is requested again,
+    once it can; states and heartbeats go on meanwhile.
     """
 
     child: processes.ChildProcess  # from the first `open` on
@@ -136,7 +136,7 @@ class HostStream:
             self._flush()
 
     def retry_copies(self) -> None:
-        """Request again the logs whose copy could not be written for a while."""
+        """Request again the logs whose copy could not be read or written for a while."""
         offsets = {name: copy.reopen() for name, copy in self.log_copies.items() if copy.is_retry_due}
         if offsets:
             self._send({"logs": offsets})

@@ -73,9 +73,9 @@ class ProcessWatch:
         for stream in self._streams:
             if stream.broken_at is not None and stream.broken_at < restart_before:
                 self._open_stream(stream)
+        self._send_heartbeats()
         for stream in self._list_open_streams():
             stream.retry_copies()
-        self._send_heartbeats()
         if not self._selector.get_map():
             time.sleep(timeout_s)
             return False

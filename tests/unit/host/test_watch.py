@@ -59,7 +59,9 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 
 def make_watched(path: Path, state: dict[str, object], age_s: float | None = None) -> WatchedProcess:
-    return WatchedProcess(str(path), lambda: state, lambda read: read["phase"] == "exited", lambda _: age_s, 0)
+    process = WatchedProcess(str(path), lambda: state, lambda read: read["phase"] == "exited", lambda _: age_s)
+    process.request_log(0)
+    return process
 
 
 def test_large_log_does_not_hold_up_a_state(ends: tuple[socket.socket, socket.socket], tmp_path: Path) -> None:
@@ -95,6 +97,17 @@ def test_each_process_has_its_end(ends: tuple[socket.socket, socket.socket], tmp
     assert received.count(b'"log_end": 5') == 2
     assert b"of a\n" in received
     assert b"of b\n" in received
+
+
+def test_log_that_cannot_be_copied_yet_is_waited_for(ends: tuple[socket.socket, socket.socket], tmp_path: Path) -> None:
+    """A log that is wanted from no byte yet is sent once the launcher requests it, also after the process's end."""
+    launcher_end, host_end = ends
+    (tmp_path / "a").write_text("of a\n")
+    process = make_watched(tmp_path / "a", {"phase": "exited"})
+    process.request_log(None)
+    launcher_end.sendall(b'{"logs": {"a": 0}}\n')
+    assert watch_processes(Launcher(host_end.fileno(), host_end.fileno()), {"a": process}, lambda _: "")
+    assert b'"size": 5}\nof a\n' in launcher_end.recv(1 << 16)
 
 
 def test_other_owner_is_reported(ends: tuple[socket.socket, socket.socket], tmp_path: Path) -> None:
