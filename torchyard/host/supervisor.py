@@ -192,7 +192,7 @@ def _run_process(folder: str, spec: Json, log: ProcessLog, result_fd: int) -> No
     log.finish()
     with contextlib.suppress(OSError):
         recover_output(folder, log)
-    if lease.expired_at is None and "site" not in spec:  # its end must be recorded even if its folder was removed
+    if not lease.has_expired and "site" not in spec:  # its end must be recorded even if its folder was removed
         with contextlib.suppress(OSError):
             os.makedirs(folder, exist_ok=True)
     if log.lost_count:

@@ -8,7 +8,7 @@ Both directions are lines of JSON, except the bytes of a log, which follow their
                        {"process": NAME, "log_end": OFFSET}       the log ends at that byte, and is complete
                        {"ages": {NAME: SECONDS}}                  the response to a heartbeat: since when processes run
                        {"other_owner": OWNER}                     another launcher owns the run
-    from the launcher  {"processes": {NAME: FOLDER}, "logs": {NAME: OFFSET}}    the first line, with each log that is wanted
+    from the launcher  {"processes": {NAME: FOLDER}, "logs": {NAME: OFFSET}}    the first line, with all logs to copy
                        {"owner": OWNER}                           a heartbeat, which renews the lease
                        {"logs": {NAME: OFFSET}}                   send this log again from there; null: send none of it
 
