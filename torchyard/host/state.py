@@ -127,17 +127,27 @@ def ask_to_end(folder: str, agent: ProcessId) -> float:
     return 0.0
 
 
-def try_lock(folder: str, mode: int = fcntl.LOCK_EX) -> int | None:
-    """The lock's file descriptor, or None if another process holds it. An observer takes it shared, for a moment."""
+def try_lock(folder: str) -> int | None:
+    """The lock's file descriptor, or None if another process holds it."""
     fd = os.open(file_path(folder, "lock"), os.O_RDWR | os.O_CREAT, 0o600)
+    is_granted = False
+    try:
+        is_granted = _is_granted(fd, fcntl.LOCK_EX)
+    finally:
+        if not is_granted:
+            os.close(fd)
+    return fd if is_granted else None
+
+
+def _is_granted(fd: int, mode: int) -> bool:
+    """Whether the lock is granted now; False if another process holds it. OSError if that cannot be found out."""
     try:
         fcntl.flock(fd, mode | fcntl.LOCK_NB)
     except OSError as error:
-        os.close(fd)
         if error.errno not in _LOCKED_ERRNOS:
             raise
-        return None
-    return fd
+        return False
+    return True
 
 
 def take_lock(folder: str, should_wait: Callable[[], bool] | None = None) -> int | None:
@@ -229,15 +239,15 @@ class StateCache:
 
 
 def _is_unlocked(folder: str) -> bool:
-    """Whether no supervisor holds the lock."""
+    """Whether no supervisor holds the lock, which is taken shared for a moment, also on a read-only file system."""
     try:
-        fd = try_lock(folder, fcntl.LOCK_SH)
+        fd = os.open(file_path(folder, "lock"), os.O_RDONLY)
     except FileNotFoundError:  # the folder is being removed
         return False
-    if fd is None:
-        return False
-    os.close(fd)
-    return True
+    try:
+        return _is_granted(fd, fcntl.LOCK_SH)
+    finally:
+        os.close(fd)
 
 
 def _infer_state(folder: str) -> Json:

@@ -26,6 +26,7 @@ from typing import Any, Callable
 
 Json = Any
 POLL_INTERVAL_S = 0.05  # between two looks for new lines or a new state
+_RETRY_INTERVAL_S = 1.0  # after files of a process could not be read: each read of a bad disk may take long
 _CHUNK_BYTES = 1 << 16  # of one log before the other processes have their turn
 _MAX_UNSENT_BYTES = 1 << 18  # a slow connection holds up the logs, but neither states nor heartbeats
 
@@ -100,6 +101,9 @@ class WatchedProcess:
     is_ended: whether nothing more is written to the log after this state.
     measure_age: seconds since it was started, by a clock of this host that is never set; None if that is not known.
     log_path: the log's file, which may not exist.
+
+    While its state or its log cannot be read (OSError), the state that is sent has the reason as its `detail`. The other
+    processes and the heartbeats do not depend on that.
     """
 
     def __init__(
@@ -113,7 +117,8 @@ class WatchedProcess:
         self.read_state = read_state
         self.is_ended = is_ended
         self.measure_age = measure_age
-        self._sent_state: Json = None
+        self._sent_state: Json = {}
+        self._retry_at = float("-inf")  # monotonic seconds, after a read that failed
         self._has_ended = False
         self._has_sent_end = False
         self._is_log_wanted = False
@@ -137,14 +142,20 @@ class WatchedProcess:
 
     def send_changes(self, name: str, launcher: Launcher) -> bool:
         """Send a changed state and a piece of the log; True if more of the log is available."""
-        state = self.read_state()
-        if state != self._sent_state:
-            launcher.send({"process": name, "state": state})
-            self._sent_state = state
-        self._has_ended = self.is_ended(state)
-        if self._offset is None or self._has_sent_end or not launcher.has_room:
+        if time.monotonic() < self._retry_at:
             return False
-        data = _read_bytes(self.log_path, self._offset)
+        state = self._sent_state
+        try:
+            state = self.read_state()
+            data = self._read_log(launcher)
+        except OSError as error:
+            self._retry_at = time.monotonic() + _RETRY_INTERVAL_S
+            self._send_state(name, dict(state, detail="its files cannot be read: %s" % error), launcher)
+            return False
+        self._send_state(name, state, launcher)
+        self._has_ended = self.is_ended(state)
+        if data is None or self._offset is None:
+            return False
         if data:
             launcher.send({"process": name, "log": self._offset, "size": len(data)}, data)
             self._offset += len(data)
@@ -152,6 +163,18 @@ class WatchedProcess:
             launcher.send({"process": name, "log_end": self._offset})
             self._has_sent_end = True
         return len(data) == _CHUNK_BYTES
+
+    def _read_log(self, launcher: Launcher) -> bytes | None:
+        """The next piece of the log, empty at its end; None if none is to be sent now. OSError."""
+        if self._offset is None or self._has_sent_end or not launcher.has_room:
+            return None
+        return _read_bytes(self.log_path, self._offset)
+
+    def _send_state(self, name: str, state: Json, launcher: Launcher) -> None:
+        """Send the state, if it has changed."""
+        if state != self._sent_state:
+            launcher.send({"process": name, "state": state})
+            self._sent_state = state
 
 
 def _read_bytes(path: str, offset: int) -> bytes:

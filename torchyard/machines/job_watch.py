@@ -126,7 +126,8 @@ class ProcessWatch:
         losses: dict[str, str] = {}
         for stream in self._streams:
             for name in self._list_incomplete_logs(stream):
-                reason = stream.log_copies[name].reason or stream.reason or "no output received"
+                detail = self.states[name].get("detail")
+                reason = stream.log_copies[name].reason or stream.reason or detail or "no output received"
                 losses[name] = f"{INCOMPLETE_COPY}: {reason}"
         return losses | self._describe_lost_lines()
 

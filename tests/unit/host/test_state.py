@@ -1,5 +1,6 @@
 """The state of a process for an observer: its supervisor was killed, its host was restarted, or it is elsewhere."""
 
+import errno
 import json
 import os
 import signal
@@ -62,6 +63,21 @@ def test_free_lock_of_another_container_shows_a_killed_supervisor(folder: Path) 
         False,
         True,
     )
+
+
+def test_state_on_a_read_only_file_system_is_readable(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An observer opens no file for writing: a file system that was mounted read-only after an error has a state."""
+    start_script(folder, "sleep 60")
+    real_open = os.open
+
+    def open_read_only(path: str, flags: int, *args: int) -> int:
+        if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+        return real_open(path, flags, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", open_read_only)
+        assert view_state(str(folder))["phase"] == "running"
 
 
 # --- the age of a process

@@ -1,5 +1,8 @@
 """The stream to the launcher: the states and logs of all processes on one host, and its requests."""
 
+import errno
+import json
+import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.processes.supervised import read_frame, send_line, start_script, start_watch, wait_for_exit, watch_to_the_end
+from torchyard.host import watch
 from torchyard.host.watch import Launcher, WatchedProcess, watch_processes
 
 LINES = b"one\ntwo\n"
@@ -108,6 +112,49 @@ def test_log_that_cannot_be_copied_yet_is_waited_for(ends: tuple[socket.socket, 
     launcher_end.sendall(b'{"logs": {"a": 0}}\n')
     assert watch_processes(Launcher(host_end.fileno(), host_end.fileno()), {"a": process}, lambda _: "")
     assert b'"size": 5}\nof a\n' in launcher_end.recv(1 << 16)
+
+
+def test_file_that_cannot_be_read_holds_up_no_other_process(
+    ends: tuple[socket.socket, socket.socket], tmp_path: Path
+) -> None:
+    """A bad block in one process's log stops neither the heartbeats nor what the other processes send."""
+    launcher_end, host_end = ends
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").write_text("of b\n")
+    launcher_end.sendall(b'{"owner": "me"}\n')
+    launcher_end.shutdown(socket.SHUT_WR)
+    processes = {
+        "a": make_watched(tmp_path / "a", {"phase": "running"}, age_s=1.0),
+        "b": make_watched(tmp_path / "b", {"phase": "running"}),
+    }
+    assert not watch_processes(Launcher(host_end.fileno(), host_end.fileno()), processes, lambda _: "")
+    received = launcher_end.recv(1 << 16)
+    assert b'{"phase": "running", "detail": "its files cannot be read: [Errno 21] Is a directory' in received
+    assert b"of b\n" in received
+    assert b'{"ages": {"a": 1.0' in received
+
+
+def test_state_that_cannot_be_read_is_read_again(
+    ends: tuple[socket.socket, socket.socket], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process whose state cannot be read for a moment has not ended, and its end is sent once it can be read."""
+    monkeypatch.setattr(watch, "_RETRY_INTERVAL_S", 0.0)
+    launcher_end, host_end = ends
+    states: list[dict[str, str]] = []
+
+    def read_state() -> dict[str, str]:
+        states.append({"phase": "exited"})
+        if len(states) == 1:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return states[-1]
+
+    process = WatchedProcess(
+        str(tmp_path / "none"), read_state, lambda state: state["phase"] == "exited", lambda _: None
+    )
+    assert watch_processes(Launcher(host_end.fileno(), host_end.fileno()), {"a": process}, lambda _: "")
+    first_line, second_line = launcher_end.recv(1 << 16).splitlines()
+    assert b'{"detail": "its files cannot be read: [Errno 116] Stale file handle"}' in first_line
+    assert json.loads(second_line) == {"process": "a", "state": {"phase": "exited"}}
 
 
 def test_other_owner_is_reported(ends: tuple[socket.socket, socket.socket], tmp_path: Path) -> None:
