@@ -19,7 +19,7 @@ from torchyard.host.identity import EARLIER_BOOT, HERE, locate_host
 from torchyard.host.log import recover_unsupervised
 from torchyard.host.processes import NO_PROCESS, JobProcesses, ProcessId, end_processes, parse_label, send_signal
 from torchyard.host.staging import Ownership
-from torchyard.host.state import Json, ask_to_end, list_listening_ports, read_spec, read_state, view_state
+from torchyard.host.state import Json, ask_to_end, get_process, list_listening_ports, read_spec, read_state, view_state
 
 _KILL_TIMEOUT_S = 5.0  # after SIGKILL, for the supervisor to record the end
 _POLL_INTERVAL_S = 0.05  # each poll reads all of /proc
@@ -44,8 +44,8 @@ def cancel_process(folder: str, owner: str, *, grace_s: float) -> Json:
         return _report_end(folder, spec, [])
     state = read_state(folder) or {}
     is_here = locate_host(state, folder) == HERE
-    supervisor = _get_process(state, "supervisor") if is_here else NO_PROCESS
-    agent = _get_process(state, "agent") if is_here else NO_PROCESS
+    supervisor = get_process(state, "supervisor") if is_here else NO_PROCESS
+    agent = get_process(state, "agent") if is_here else NO_PROCESS
     unended = [ProcessId(*fields) for fields in state.get("unended", [])] if is_here else []
     job = JobProcesses(spec["label"], [supervisor], [agent, *unended])
     if state.get("phase") == "running":
@@ -64,11 +64,6 @@ def cancel_process(folder: str, owner: str, *, grace_s: float) -> Json:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(spec["meeting"])
     return _report_end(folder, spec, job.find())
-
-
-def _get_process(state: Json, role: str) -> ProcessId:
-    """The `supervisor` or the `agent` of a state that was written on this host."""
-    return ProcessId(state.get(role, 0), state.get(role + "_start", 0))
 
 
 def _wait_for_end(folder: str, job: JobProcesses, ownership: Ownership, *, timeout_s: float) -> bool:

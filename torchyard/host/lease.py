@@ -11,6 +11,7 @@ from torchyard.host.processes import identify_process, send_signal
 from torchyard.host.staging import HEARTBEAT_FILE
 from torchyard.host.state import Json, ask_to_end, file_path, try_write_state
 
+HEARTBEAT_SIGNAL = signal.SIGHUP  # a supervisor in its own session gets it from no terminal
 _DEFAULT_GRACE_S = 10.0
 _ENDING_CHECK_INTERVAL_S = 0.2  # once SIGTERM was sent
 _MAX_COUNTED_INTERVALS = 2  # of the time between two checks: a supervisor that is late by more was stopped
@@ -26,7 +27,8 @@ class ProcessLease:
 
     A heartbeat is a change of the heartbeat file's mtime. Its value does not matter, and the time since the last change
     is measured by the kernel's monotonic clock: setting the host's clock or suspending the host ends nothing. A file
-    that cannot be read counts as unchanged. Without `lease` in the spec the lease never expires.
+    that cannot be read counts as unchanged. Without `lease` in the spec the lease never expires. Where the file cannot
+    be written, the supervisor gets each heartbeat as HEARTBEAT_SIGNAL instead, and calls `renew`.
 
     Only the time in which a heartbeat could have been seen counts: not that in which the supervisor was frozen with its
     container or its virtual machine, or could not write its log, when no heartbeat could come either.
@@ -68,7 +70,7 @@ class ProcessLease:
         mtime_ns = self.read_heartbeat_mtime()
         if mtime_ns is not None and mtime_ns != self.heartbeat_mtime_ns:
             self.heartbeat_mtime_ns = mtime_ns
-            self._renew()
+            self.renew()
         if self.has_expired:
             if self._waited_s > self.grace_s:
                 send_signal([agent_pid], signal.SIGKILL)
@@ -80,6 +82,7 @@ class ProcessLease:
             log.write_lines([(message % self.lease_s).encode()])
             ask_to_end(self.folder, identify_process(agent_pid))
 
-    def _renew(self) -> None:
+    def renew(self) -> None:
+        """Count from now on, unless the lease has expired."""
         if not self.has_expired:
             self._waited_s = 0.0

@@ -45,7 +45,7 @@ from torchyard.host.runai_cli import (
     record_statuses,
 )
 from torchyard.host.state import file_path
-from torchyard.host.watch import Launcher, WatchedProcess, read_request, watch_processes
+from torchyard.host.watch import Launcher, Renewal, WatchedProcess, read_request, watch_processes
 
 Json = Any
 _QUERY_INTERVAL_S = 2.0  # seconds between two calls of the CLI, each of which sends a request to a server
@@ -167,7 +167,7 @@ def _watch_job(job: RunaiJob) -> bool:
             )
     for node, offset in offsets.items():
         processes[node].request_log(offset)
-    return watch_processes(launcher, processes, lambda _: "", _POLL_INTERVAL_S)
+    return watch_processes(launcher, processes, lambda _: Renewal("", ""), _POLL_INTERVAL_S)
 
 
 class _StateReader:

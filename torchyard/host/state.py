@@ -83,6 +83,11 @@ def read_state(folder: str) -> Json:
     return None
 
 
+def get_process(state: Json, role: str) -> ProcessId:
+    """The `supervisor` or the `agent` of a state that was written on this host; NO_PROCESS if the state has none."""
+    return ProcessId(state.get(role, 0), state.get(role + "_start", 0))
+
+
 def read_spec(folder: str) -> Json:
     """The spec that was submitted; None if it does not exist (any more) or is incomplete."""
     try:

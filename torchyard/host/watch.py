@@ -6,7 +6,8 @@ Both directions are lines of JSON, except the bytes of a log, which follow their
     to the launcher    {"process": NAME, "state": {...}}          at every change
                        {"process": NAME, "log": OFFSET, "size": SIZE}, then SIZE bytes of its log from OFFSET on
                        {"process": NAME, "log_end": OFFSET}       the log ends at that byte, and is complete
-                       {"ages": {NAME: SECONDS}}                  the response to a heartbeat: since when processes run
+                       {"ages": {NAME: SECONDS}, "problem": TEXT}    the response to a heartbeat: since when processes
+                                                                  run, and why the owner was not recorded, or empty
                        {"other_owner": OWNER}                     another launcher owns the run
     from the launcher  {"processes": {NAME: FOLDER}, "logs": {NAME: OFFSET}}    the first line, with all logs to copy
                        {"owner": OWNER}                           a heartbeat, which renews the lease
@@ -22,7 +23,7 @@ import json
 import os
 import select
 import time
-from typing import Any, Callable
+from typing import Any, Callable, NamedTuple
 
 Json = Any
 POLL_INTERVAL_S = 0.05  # between two looks for new lines or a new state
@@ -94,6 +95,17 @@ class Launcher:
             self._unsent = b""
 
 
+class Renewal(NamedTuple):
+    """What came of a heartbeat.
+
+    other_owner: the name of another owner of the run; empty if there is none.
+    problem: why the owner was not recorded, and whose lease could not be renewed otherwise; empty if it was recorded.
+    """
+
+    other_owner: str
+    problem: str
+
+
 class WatchedProcess:
     """A process whose state and log are sent.
 
@@ -102,8 +114,8 @@ class WatchedProcess:
     measure_age: seconds since it was started, by a clock of this host that is never set; None if that is not known.
     log_path: the log's file, which may not exist.
 
-    While its state or its log cannot be read (OSError), the state that is sent has the reason as its `detail`. The other
-    processes and the heartbeats do not depend on that.
+    While its state or its log cannot be read (OSError), the state that is sent has the reason as its `detail`. Neither
+    the other processes nor the heartbeats depend on it.
     """
 
     def __init__(
@@ -203,13 +215,12 @@ def read_request(launcher: Launcher) -> tuple[dict[str, str], dict[str, int | No
 def watch_processes(
     launcher: Launcher,
     processes: dict[str, WatchedProcess],
-    renew_lease: Callable[[str], str],
+    renew_leases: Callable[[str], Renewal],
     poll_interval_s: float = POLL_INTERVAL_S,
 ) -> bool:
     """Send all changes until every process has ended and every log is sent; False if the launcher left before that.
 
-    `renew_lease` is called with the owner's name at each heartbeat, and returns the name of another owner, if there is
-    one, or an empty text.
+    `renew_leases` is called with the owner's name at each heartbeat.
     """
     while True:
         started_at = time.monotonic()
@@ -225,10 +236,11 @@ def watch_processes(
             for name, offset in line.get("logs", {}).items():
                 processes[name].request_log(offset)
             if "owner" in line:
-                other_owner = renew_lease(line["owner"])
-                if other_owner:
-                    launcher.send({"other_owner": other_owner})
+                renewal = renew_leases(line["owner"])
+                if renewal.other_owner:
+                    launcher.send({"other_owner": renewal.other_owner})
                 ages = {name: process.age_s for name, process in processes.items()}
-                launcher.send({"ages": {name: age_s for name, age_s in ages.items() if age_s is not None}})
+                known_ages = {name: age_s for name, age_s in ages.items() if age_s is not None}
+                launcher.send({"ages": known_ages, "problem": renewal.problem})
         if launcher.has_left:
             return False

@@ -21,6 +21,7 @@ from tests.processes.supervised import (
 from torchyard.host import lease
 from torchyard.host.log import ProcessLog
 from torchyard.host.processes import find_labelled
+from torchyard.host.state import write_state
 
 _LEASE_S = 4.0  # a loaded machine may need two seconds until the status command renews it for the first time
 
@@ -185,6 +186,30 @@ def test_lease_is_renewed_on_a_full_disk(folder: Path, start_watched: Callable[[
     status_caller = start_watched(_LEASE_S)
     status_caller.renew_for(1.3 * _LEASE_S)
     assert call_supervisor("status", folder)["phase"] == "running"
+
+
+def test_lease_is_renewed_without_its_file(folder: Path, start_watched: Callable[[float], WatchingLauncher]) -> None:
+    """Where the heartbeat file cannot be opened, the supervisor gets heartbeats as signals, and the reason is sent."""
+    (folder.parent / "owner").mkdir()
+    status_caller = start_watched(_LEASE_S)
+    status_caller.renew_for(1.3 * _LEASE_S)
+    assert call_supervisor("status", folder)["phase"] == "running"
+    assert status_caller.state["problem"].startswith(
+        "the owner of the run cannot be recorded: [Errno 21] Is a directory"
+    )
+
+
+def test_lease_that_cannot_be_renewed_is_reported(
+    folder: Path, start_watched: Callable[[float], WatchingLauncher]
+) -> None:
+    """Without its file, the lease of a process in another container cannot be renewed from here, and is named."""
+    (folder.parent / "owner").mkdir()
+    status_caller = start_watched(60)
+    write_state(str(folder), pid_namespace="pid:[4026530000]")
+    assert status_caller.wait_until(
+        "here:/runs/a", lambda state: "the lease of node-0 is not renewed" in state.get("problem", "")
+    )
+    write_state(str(folder), pid_namespace=os.readlink("/proc/self/ns/pid"))
 
 
 def test_second_launcher_gets_the_name_of_the_owner(

@@ -11,9 +11,10 @@ import pytest
 
 from tests.processes.supervised import read_frame, send_line, start_script, start_watch, wait_for_exit, watch_to_the_end
 from torchyard.host import watch
-from torchyard.host.watch import Launcher, WatchedProcess, watch_processes
+from torchyard.host.watch import Launcher, Renewal, WatchedProcess, watch_processes
 
 LINES = b"one\ntwo\n"
+RENEWED = Renewal("", "")
 
 
 @pytest.fixture
@@ -74,10 +75,10 @@ def test_large_log_does_not_hold_up_a_state(ends: tuple[socket.socket, socket.so
     (tmp_path / "large").write_bytes(b"x" * (20 << 20))
     owners: list[str] = []
 
-    def renew_lease(owner: str) -> str:
+    def renew_leases(owner: str) -> Renewal:
         owners.append(owner)
         host_end.shutdown(socket.SHUT_RDWR)
-        return ""
+        return RENEWED
 
     launcher_end.sendall(b'{"owner": "me"}\n')
     processes = {
@@ -85,7 +86,7 @@ def test_large_log_does_not_hold_up_a_state(ends: tuple[socket.socket, socket.so
         "node-1": make_watched(tmp_path / "none", {"phase": "running"}),
     }
     launcher = Launcher(host_end.fileno(), host_end.fileno())
-    assert not watch_processes(launcher, processes, renew_lease)
+    assert not watch_processes(launcher, processes, renew_leases)
     assert owners == ["me"]
 
 
@@ -95,7 +96,7 @@ def test_each_process_has_its_end(ends: tuple[socket.socket, socket.socket], tmp
     for name in ("a", "b"):
         (tmp_path / name).write_text(f"of {name}\n")
     processes = {name: make_watched(tmp_path / name, {"phase": "exited"}) for name in ("a", "b")}
-    assert watch_processes(Launcher(host_end.fileno(), host_end.fileno()), processes, lambda _: "")
+    assert watch_processes(Launcher(host_end.fileno(), host_end.fileno()), processes, lambda _: RENEWED)
     host_end.close()
     received = b"".join(iter(lambda: launcher_end.recv(1 << 16), b""))
     assert received.count(b'"log_end": 5') == 2
@@ -110,7 +111,7 @@ def test_log_that_cannot_be_copied_yet_is_waited_for(ends: tuple[socket.socket, 
     process = make_watched(tmp_path / "a", {"phase": "exited"})
     process.request_log(None)
     launcher_end.sendall(b'{"logs": {"a": 0}}\n')
-    assert watch_processes(Launcher(host_end.fileno(), host_end.fileno()), {"a": process}, lambda _: "")
+    assert watch_processes(Launcher(host_end.fileno(), host_end.fileno()), {"a": process}, lambda _: RENEWED)
     assert b'"size": 5}\nof a\n' in launcher_end.recv(1 << 16)
 
 
@@ -127,7 +128,7 @@ def test_file_that_cannot_be_read_holds_up_no_other_process(
         "a": make_watched(tmp_path / "a", {"phase": "running"}, age_s=1.0),
         "b": make_watched(tmp_path / "b", {"phase": "running"}),
     }
-    assert not watch_processes(Launcher(host_end.fileno(), host_end.fileno()), processes, lambda _: "")
+    assert not watch_processes(Launcher(host_end.fileno(), host_end.fileno()), processes, lambda _: RENEWED)
     received = launcher_end.recv(1 << 16)
     assert b'{"phase": "running", "detail": "its files cannot be read: [Errno 21] Is a directory' in received
     assert b"of b\n" in received
@@ -151,7 +152,7 @@ def test_state_that_cannot_be_read_is_read_again(
     process = WatchedProcess(
         str(tmp_path / "none"), read_state, lambda state: state["phase"] == "exited", lambda _: None
     )
-    assert watch_processes(Launcher(host_end.fileno(), host_end.fileno()), {"a": process}, lambda _: "")
+    assert watch_processes(Launcher(host_end.fileno(), host_end.fileno()), {"a": process}, lambda _: RENEWED)
     first_line, second_line = launcher_end.recv(1 << 16).splitlines()
     assert b'{"detail": "its files cannot be read: [Errno 116] Stale file handle"}' in first_line
     assert json.loads(second_line) == {"process": "a", "state": {"phase": "exited"}}
@@ -163,7 +164,9 @@ def test_other_owner_is_reported(ends: tuple[socket.socket, socket.socket], tmp_
     launcher_end.sendall(b'{"owner": "me"}\n')
     launcher_end.shutdown(socket.SHUT_WR)
     process = make_watched(tmp_path / "none", {"phase": "running"})
-    assert not watch_processes(Launcher(host_end.fileno(), host_end.fileno()), {"a": process}, lambda _: "another")
+    assert not watch_processes(
+        Launcher(host_end.fileno(), host_end.fileno()), {"a": process}, lambda _: Renewal("another", "")
+    )
     assert b'{"other_owner": "another"}\n' in launcher_end.recv(1 << 16)
 
 
@@ -176,5 +179,5 @@ def test_each_heartbeat_is_answered_with_the_ages(ends: tuple[socket.socket, soc
         "a": make_watched(tmp_path / "none", {"phase": "running"}, age_s=12.5),
         "b": make_watched(tmp_path / "none", {"phase": "starting"}),
     }
-    assert not watch_processes(Launcher(host_end.fileno(), host_end.fileno()), processes, lambda _: "")
-    assert b'{"ages": {"a": 12.5}}\n' in launcher_end.recv(1 << 16)
+    assert not watch_processes(Launcher(host_end.fileno(), host_end.fileno()), processes, lambda _: RENEWED)
+    assert b'{"ages": {"a": 12.5}, "problem": ""}\n' in launcher_end.recv(1 << 16)
