@@ -191,7 +191,7 @@ def _run_process(folder: str, spec: Json, log: ProcessLog, result_fd: int) -> No
     exit_code = _log_until_exit(log, agent, wakeup_read_fd, lease)
     ended_at = time.time()
     process_fields["unended"] = _kill_leftovers(spec["label"])[:_MAX_UNENDED]
-    _drain_output(log, agent.output_fd)
+    log.write_pipe(agent.output_fd)
     log.finish()
     with contextlib.suppress(OSError):
         recover_output(folder, log)
@@ -325,15 +325,6 @@ def _kill_leftovers(label: str) -> list[ProcessId]:
             return leftovers
         job.send_signal(signal.SIGKILL)
         time.sleep(0.01)
-
-
-def _drain_output(log: ProcessLog, output_fd: int) -> None:
-    """Log what is still in the pipe. Its end may never come: a process that was not found may hold it open."""
-    while select.select([output_fd], [], [], 0)[0]:
-        data = os.read(output_fd, 1 << 16)
-        if not data:
-            return
-        log.write_output(data)
 
 
 def _watch(folders: dict[str, str], offsets: dict[str, int | None], launcher: Launcher) -> bool:
