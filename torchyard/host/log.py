@@ -34,7 +34,8 @@ class ProcessLog:
     never runs into a new line.
 
     Order of calls: `write_output` with each piece of the process's output, `write_pipe` for the rest once it has ended,
-    then `finish` once. `write_lines` may add whole lines at any time. One writer at a time: the holder of the process's lock (state.py).
+    then `finish` once. `write_lines` may add whole lines at any time. One writer at a time: the holder of the process's
+    lock (state.py).
     """
 
     def __init__(self, folder: str, name: str) -> None:

@@ -30,6 +30,9 @@ agent (the submitted program), which has its own session and writes into one pip
 waits for output, for SIGCHLD and heartbeats (SIGHUP, through a wakeup pipe) and for the lease, and ignores SIGINT and
 SIGTERM. It is a subreaper, so that the agent's orphans become its children and it can kill them.
 
+Order at the start: `starting` is written to the state and synced; the agent is forked; once it has executed the program,
+`running` is written, and `submit` returns.
+
 Order at the end: the agent has exited; every process that is left is killed; the rest of the output is read; what
 torchrun had not printed is appended to the log; `exited` is written to the state; the supervisor exits, which releases
 the lock. A supervisor that fails kills its process first; only one that was killed leaves its process running
@@ -68,6 +71,7 @@ from torchyard.host.processes import (
     JOB_VARIABLE,
     JobProcesses,
     ProcessId,
+    find_labelled,
     identify_process,
 )
 from torchyard.host.staging import OtherOwnerError, OwnerFile
@@ -104,8 +108,8 @@ def _submit_process(folder: str, spec: Json) -> Json:
     os.makedirs(folder, exist_ok=True)
     with contextlib.suppress(OSError):  # without the file, too, heartbeats reach the supervisor
         OwnerFile(heartbeat_path(folder)).record_heartbeat("")
-    lock = take_lock(folder, lambda: not read_state(folder))  # locked without a state: a supervisor may be starting
-    if lock is None or read_state(folder):
+    lock = take_lock(folder, lambda: not _has_started(folder))  # locked and not started: it may be starting
+    if lock is None or _has_started(folder) or find_labelled(spec["label"]):
         if lock is not None:
             os.close(lock)
         return _adopt_process(folder)
@@ -122,6 +126,12 @@ def _submit_process(folder: str, spec: Json) -> Json:
     with os.fdopen(ours) as result_pipe:
         result = json.loads(result_pipe.read() or '{"phase": "failed", "error": "the supervisor died while starting"}')
     return dict(result, created=True)
+
+
+def _has_started(folder: str) -> bool:
+    """Whether the process has a state that was written after its program was executed."""
+    state = read_state(folder)
+    return bool(state) and state["phase"] != "starting"
 
 
 def _adopt_process(folder: str) -> Json:
@@ -165,22 +175,19 @@ def _supervise_process(folder: str, spec: Json, result_fd: int) -> None:
 
 def _run_process(folder: str, spec: Json, log: ProcessLog, result_fd: int) -> None:
     """Run the process from its start to its end, and record how it ended."""
-    wakeup_read_fd, wakeup_write_fd = os.pipe()
-    os.set_blocking(wakeup_read_fd, False)
-    os.set_blocking(wakeup_write_fd, False)
-    for signal_number in (signal.SIGCHLD, HEARTBEAT_SIGNAL):
-        signal.signal(signal_number, lambda *_: None)  # with a handler, the signal is written to the wakeup pipe
-    signal.set_wakeup_fd(wakeup_write_fd)
-    agent = _start_process(dict(spec, folder=os.path.abspath(folder)))
+    wakeup_fd = _open_wakeup_pipe()
     process_fields: dict[str, Json] = {
         "name": spec["name"],
         "supervisor": os.getpid(),
         "supervisor_start": identify_process(os.getpid()).start_time,
-        "agent": agent.pid,
-        "agent_start": identify_process(agent.pid).start_time,
-        "started": time.time(),
     }
     process_fields.update(identify_host())
+    # The program's start may hang, on a name server or a share: whoever cancels it must find its supervisor.
+    write_state(folder, phase="starting", **process_fields)
+    agent = _start_process(dict(spec, folder=os.path.abspath(folder)))
+    process_fields["agent"] = agent.pid
+    process_fields["agent_start"] = identify_process(agent.pid).start_time
+    process_fields["started"] = time.time()
     state = write_state(folder, phase="running", lost=0, error="", lines=0, ended=None, exit=None, **process_fields)
     with contextlib.suppress(BrokenPipeError):  # the caller was killed meanwhile
         os.write(result_fd, json.dumps(state).encode())
@@ -188,7 +195,7 @@ def _run_process(folder: str, spec: Json, log: ProcessLog, result_fd: int) -> No
     if agent.error:
         log.write_lines([agent.error])
     lease = ProcessLease(folder, spec)
-    exit_code = _log_until_exit(log, agent, wakeup_read_fd, lease)
+    exit_code = _log_until_exit(log, agent, wakeup_fd, lease)
     ended_at = time.time()
     process_fields["unended"] = _kill_leftovers(spec["label"])[:_MAX_UNENDED]
     log.write_pipe(agent.output_fd)
@@ -202,6 +209,17 @@ def _run_process(folder: str, spec: Json, log: ProcessLog, result_fd: int) -> No
         process_fields["lost"] = log.lost_count
         process_fields["error"] = log.error
     try_write_state(folder, phase="exited", exit=exit_code, ended=ended_at, lines=log.line_count, **process_fields)
+
+
+def _open_wakeup_pipe() -> int:
+    """The reading end of a pipe to which each signal that the supervisor waits for is written."""
+    read_fd, write_fd = os.pipe()
+    os.set_blocking(read_fd, False)
+    os.set_blocking(write_fd, False)
+    for signal_number in (signal.SIGCHLD, HEARTBEAT_SIGNAL):
+        signal.signal(signal_number, lambda *_: None)  # without a handler, a signal is not written to the pipe
+    signal.set_wakeup_fd(write_fd)
+    return read_fd
 
 
 class _Agent(NamedTuple):
