@@ -118,10 +118,10 @@ class SilentHost(NamedTuple):
 def explain_waiting_processes(
     states: Mapping[str, Mapping[str, Any]], silent_hosts: Sequence[SilentHost]
 ) -> Diagnosis | None:
-    """Why a job of processes waits: a host that cannot be queried, else a scheduler's words; None if neither is known.
+    """Why a job of processes waits: a host that cannot be queried, a scheduler's words, or the reason of an old state.
 
-    `states`: by process. Those of a scheduler's processes have a `status`, its own word for the state, and a `detail`
-    if it is an old one, because the scheduler cannot be queried.
+    None if none is known. `states`: by process, with a `detail` if it is an old one, because the process or its
+    scheduler cannot be observed. Those of a scheduler's processes have a `status`, its own word for the state.
     """
     if silent_hosts:
         clauses = [f"{', '.join(host.processes)} cannot be queried: {host.reason}" for host in silent_hosts]
@@ -137,6 +137,9 @@ def explain_waiting_processes(
         if state.get("detail"):
             clauses.append(state["detail"])
             break
+    for name, state in states.items():
+        if name not in scheduled_states and state.get("detail"):
+            clauses.append(f"{name}: {state['detail']}")
     return Diagnosis("; ".join(clauses)) if clauses else None
 
 

@@ -19,7 +19,16 @@ from torchyard.host.identity import EARLIER_BOOT, HERE, locate_host
 from torchyard.host.log import recover_unsupervised
 from torchyard.host.processes import NO_PROCESS, JobProcesses, ProcessId, end_processes, parse_label, send_signal
 from torchyard.host.staging import Ownership
-from torchyard.host.state import Json, ask_to_end, list_listening_ports, read_spec, read_state, view_state
+from torchyard.host.state import (
+    LIVE_PHASES,
+    Json,
+    ask_to_end,
+    get_process,
+    list_listening_ports,
+    read_spec,
+    read_state,
+    view_state,
+)
 
 _KILL_TIMEOUT_S = 5.0  # after SIGKILL, for the supervisor to record the end
 _POLL_INTERVAL_S = 0.05  # each poll reads all of /proc
@@ -44,10 +53,12 @@ def cancel_process(folder: str, owner: str, *, grace_s: float) -> Json:
         return _report_end(folder, spec, [])
     state = read_state(folder) or {}
     is_here = locate_host(state, folder) == HERE
-    supervisor = _get_process(state, "supervisor") if is_here else NO_PROCESS
-    agent = _get_process(state, "agent") if is_here else NO_PROCESS
+    supervisor = get_process(state, "supervisor") if is_here else NO_PROCESS
+    agent = get_process(state, "agent") if is_here else NO_PROCESS
     unended = [ProcessId(*fields) for fields in state.get("unended", [])] if is_here else []
     job = JobProcesses(spec["label"], [supervisor], [agent, *unended])
+    if state.get("phase") == "starting":
+        _kill_starting_supervisor(supervisor, job, ownership)
     if state.get("phase") == "running":
         ownership.check()
         waited_s = ask_to_end(folder, agent) if agent.is_alive else 0.0
@@ -66,9 +77,12 @@ def cancel_process(folder: str, owner: str, *, grace_s: float) -> Json:
     return _report_end(folder, spec, job.find())
 
 
-def _get_process(state: Json, role: str) -> ProcessId:
-    """The `supervisor` or the `agent` of a state that was written on this host."""
-    return ProcessId(state.get(role, 0), state.get(role + "_start", 0))
+def _kill_starting_supervisor(supervisor: ProcessId, job: JobProcesses, ownership: Ownership) -> None:
+    """Kill a supervisor that may execute its program at any moment; it has nothing to record yet."""
+    job.find()  # before their parent is killed: a process that has not executed the program has no label
+    ownership.check()
+    if supervisor.is_alive:
+        send_signal([supervisor.pid], signal.SIGKILL)
 
 
 def _wait_for_end(folder: str, job: JobProcesses, ownership: Ownership, *, timeout_s: float) -> bool:
@@ -78,7 +92,7 @@ def _wait_for_end(folder: str, job: JobProcesses, ownership: Ownership, *, timeo
     """
     deadline = time.monotonic() + timeout_s
     while True:
-        if view_state(folder)["phase"] != "running" and not job.find():
+        if view_state(folder)["phase"] not in LIVE_PHASES and not job.find():
             return True
         if time.monotonic() > deadline:
             return False
@@ -94,8 +108,10 @@ def _report_end(folder: str, spec: Json, living: list[ProcessId]) -> Json:
         leftovers.append("the process of %s runs %s: end it there" % (spec["name"], state["elsewhere"]))
     elif state.get("unended") and locate_host(state, folder) not in (HERE, EARLIER_BOOT):
         leftovers.append("%d processes of %s on %s" % (len(state["unended"]), spec["name"], state.get("hostname")))
-    elif state["phase"] == "running":
-        leftovers.append("process %d, the supervisor of %s" % (state.get("supervisor", 0), spec["name"]))
+    elif state["phase"] in LIVE_PHASES and "supervisor" in state:
+        leftovers.append("process %d, the supervisor of %s" % (state["supervisor"], spec["name"]))
+    elif state["phase"] in LIVE_PHASES:
+        leftovers.append("the supervisor of %s, which is starting" % spec["name"])
     listening_ports = list_listening_ports()
     leftovers += ["port %d" % port for port in spec["ports"] if port in listening_ports]
     return dict(state, left=leftovers)

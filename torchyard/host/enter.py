@@ -12,8 +12,8 @@ import signal
 import sys
 from typing import NoReturn
 
-from torchyard.host.processes import FLOW_RUN_VARIABLE, FOLDER_VARIABLE, JOB_VARIABLE, ProcessId
-from torchyard.host.state import Json, read_spec, view_state
+from torchyard.host.processes import FLOW_RUN_VARIABLE, FOLDER_VARIABLE, JOB_VARIABLE
+from torchyard.host.state import Json, get_process, read_spec, view_state
 
 _JOB_VARIABLES = (JOB_VARIABLE, FOLDER_VARIABLE, FLOW_RUN_VARIABLE, "TORCHYARD_BLACK_BOX")
 
@@ -46,7 +46,7 @@ def describe_obstacle(state: Json) -> str:
         return "cannot be entered: %s" % state["detail"]
     if phase not in ("running", "unsupervised"):
         return "does not run on this host: it has not started yet, or was removed"
-    if not ProcessId(state["agent"], state["agent_start"]).is_alive:
+    if not get_process(state, "agent").is_alive:
         return "has just ended"
     return ""
 

@@ -11,8 +11,10 @@ from torchyard.host.processes import identify_process, send_signal
 from torchyard.host.staging import HEARTBEAT_FILE
 from torchyard.host.state import Json, ask_to_end, file_path, try_write_state
 
+HEARTBEAT_SIGNAL = signal.SIGHUP  # a supervisor in its own session gets it from no terminal
 _DEFAULT_GRACE_S = 10.0
 _ENDING_CHECK_INTERVAL_S = 0.2  # once SIGTERM was sent
+_MAX_COUNTED_INTERVALS = 2  # of the time between two checks: a supervisor that is late by more was stopped
 
 
 def heartbeat_path(folder: str) -> str:
@@ -25,7 +27,11 @@ class ProcessLease:
 
     A heartbeat is a change of the heartbeat file's mtime. Its value does not matter, and the time since the last change
     is measured by the kernel's monotonic clock: setting the host's clock or suspending the host ends nothing. A file
-    that cannot be read counts as unchanged. Without `lease` in the spec the lease never expires.
+    that cannot be read counts as unchanged. Without `lease` in the spec the lease never expires. Where the file cannot
+    be written, the supervisor gets each heartbeat as HEARTBEAT_SIGNAL instead, and calls `renew`.
+
+    Only the time in which a heartbeat could have been seen counts: not that in which the supervisor was frozen with its
+    container or its virtual machine, or could not write its log, when no heartbeat could come either.
 
     The supervisor calls `enforce` at least every `check_interval_s` seconds. Once the lease has expired, `enforce`
     records that in the state (`abandoned`) and in the log, sends SIGTERM, and SIGKILL after `grace_s` seconds. A
@@ -38,13 +44,14 @@ class ProcessLease:
         self.lease_s: float = spec.get("lease", float("inf"))
         self.grace_s: float = spec.get("grace", _DEFAULT_GRACE_S)
         self.heartbeat_mtime_ns = self.read_heartbeat_mtime()
-        self.renewed_at = time.monotonic()
-        self.expired_at: float | None = None
+        self.has_expired = False
+        self._checked_at = time.monotonic()
+        self._waited_s = 0.0  # observed seconds since the last heartbeat or, once the lease has expired, since SIGTERM
 
     @property
     def check_interval_s(self) -> float:
         """Seconds until the next check."""
-        if self.expired_at is not None:
+        if self.has_expired:
             return _ENDING_CHECK_INTERVAL_S
         return max(0.05, min(60.0, self.lease_s / 10))
 
@@ -57,17 +64,25 @@ class ProcessLease:
 
     def enforce(self, agent_pid: int, log: ProcessLog) -> None:
         """Send SIGTERM to the process once the lease has expired, and SIGKILL after the grace."""
-        mtime_ns = self.read_heartbeat_mtime()
         now = time.monotonic()
+        self._waited_s += min(now - self._checked_at, _MAX_COUNTED_INTERVALS * self.check_interval_s)
+        self._checked_at = now
+        mtime_ns = self.read_heartbeat_mtime()
         if mtime_ns is not None and mtime_ns != self.heartbeat_mtime_ns:
             self.heartbeat_mtime_ns = mtime_ns
-            self.renewed_at = now
-        if self.expired_at is not None:
-            if now - self.expired_at > self.grace_s:
+            self.renew()
+        if self.has_expired:
+            if self._waited_s > self.grace_s:
                 send_signal([agent_pid], signal.SIGKILL)
-        elif now - self.renewed_at > self.lease_s:
-            self.expired_at = now
+        elif self._waited_s > self.lease_s:
+            self.has_expired = True
+            self._waited_s = 0.0
             try_write_state(self.folder, abandoned=self.lease_s)
             message = "ended by its supervisor: its lease was not renewed for %g s (deadlines.lease)"
             log.write_lines([(message % self.lease_s).encode()])
             ask_to_end(self.folder, identify_process(agent_pid))
+
+    def renew(self) -> None:
+        """Count from now on, unless the lease has expired."""
+        if not self.has_expired:
+            self._waited_s = 0.0

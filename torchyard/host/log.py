@@ -5,9 +5,12 @@ from __future__ import annotations
 import collections
 import contextlib
 import errno
+import fcntl
 import os
 import re
 import shutil
+import struct
+import termios
 import time
 from typing import BinaryIO, Iterator
 
@@ -30,8 +33,9 @@ class ProcessLog:
     that broke off, or after another writer was killed, the next write first ends the partial line, so that its text
     never runs into a new line.
 
-    Order of calls: `write_output` with each piece of the process's output, then `close` once. `write_lines` may add
-    whole lines at any time. One writer at a time: the holder of the process's lock (state.py).
+    Order of calls: `write_output` with each piece of the process's output, `write_pipe` for the rest once it has ended,
+    then `finish` once. `write_lines` may add whole lines at any time. One writer at a time: the holder of the process's
+    lock (state.py).
     """
 
     def __init__(self, folder: str, name: str) -> None:
@@ -57,6 +61,14 @@ class ProcessLog:
             self.unfinished_line = b""
         if complete_lines:
             self.write_lines(complete_lines)
+
+    def write_pipe(self, output_fd: int) -> None:
+        """Write what is in a pipe now. Its end may never come: a process that cannot be ended may go on writing."""
+        (remaining_bytes,) = struct.unpack("i", fcntl.ioctl(output_fd, termios.FIONREAD, bytes(4)))
+        while remaining_bytes > 0:
+            data = os.read(output_fd, min(remaining_bytes, 1 << 16))
+            remaining_bytes -= len(data)
+            self.write_output(data)
 
     def write_lines(self, lines: list[bytes]) -> None:
         """Append lines, all with the current time. Lines that cannot be written are counted as lost."""
@@ -87,14 +99,20 @@ class ProcessLog:
     def finish(self) -> None:
         """Write the last line, which may lack its end; if the file was removed meanwhile, count every line as lost.
 
-        The descriptor stays open: `recover_output` may still append lines.
+        A file that cannot be looked at counts as removed, as its server reports one that was (ESTALE). The descriptor
+        stays open: `recover_output` may still append lines.
         """
         if self.unfinished_line:
             self.write_lines([self.unfinished_line])
             self.unfinished_line = b""
-        if not os.fstat(self.fd).st_nlink:
-            self.record_loss(self.line_count, OSError(errno.ENOENT, ""))
-            self.line_count = 0
+        try:
+            if os.fstat(self.fd).st_nlink:
+                return
+            error = OSError(errno.ENOENT, "")
+        except OSError as stat_error:
+            error = stat_error
+        self.record_loss(self.line_count, error)
+        self.line_count = 0
 
 
 def recover_output(folder: str, log: ProcessLog) -> None:

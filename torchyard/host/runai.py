@@ -45,7 +45,7 @@ from torchyard.host.runai_cli import (
     record_statuses,
 )
 from torchyard.host.state import file_path
-from torchyard.host.watch import Launcher, WatchedProcess, read_request, watch_processes
+from torchyard.host.watch import Launcher, Renewal, WatchedProcess, read_request, watch_processes
 
 Json = Any
 _QUERY_INTERVAL_S = 2.0  # seconds between two calls of the CLI, each of which sends a request to a server
@@ -166,9 +166,11 @@ def _watch_job(job: RunaiJob) -> bool:
         if pod.node in nodes:
             reader = _PodReader(pod, state_reader, pool)
             processes[pod.node] = WatchedProcess(
-                pod.copy_path, reader.read_state, reader.is_complete_after, reader.measure_age, offsets.get(pod.node)
+                pod.copy_path, reader.read_state, reader.is_complete_after, reader.measure_age
             )
-    return watch_processes(launcher, processes, lambda _: "", _POLL_INTERVAL_S)
+    for node, offset in offsets.items():
+        processes[node].request_log(offset)
+    return watch_processes(launcher, processes, lambda _: Renewal("", ""), _POLL_INTERVAL_S)
 
 
 class _StateReader:

@@ -1,8 +1,9 @@
 """The folder and the state of a supervised process. Standard library only, Python 3.8 or newer.
 
 The supervisor holds the lock (flock on `lock`) while it lives, and only the holder of the lock writes `state`. Every
-other process is an observer: it reads the state and tests the lock, because a killed supervisor leaves `running` in
-the state. An observer may be on another host that shares the folder: the state names the host of its processes.
+other process is an observer: it reads the state and tests the lock, because a killed supervisor leaves `starting` or
+`running` in the state. An observer may be on another host that shares the folder: the state names the host of its
+processes.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from torchyard.host.identity import (
     HERE,
     OTHER_MACHINE,
     describe_location,
+    is_on_local_filesystem,
     locate_host,
     measure_time_since,
     read_boot_clock,
@@ -34,6 +36,7 @@ _MAX_VIEW_AGE_S = 1.0  # seconds that a cached view is valid: only the lock show
 _LOCKED_ERRNOS = (errno.EWOULDBLOCK, errno.EACCES)
 _READ_ATTEMPTS = 20  # a read may overlap the one write of a writer
 _LOCK_ATTEMPTS = 50  # 0.02 s apart
+LIVE_PHASES = ("starting", "running")  # of a process whose supervisor lives
 FOLDER_REMOVED = "its folder was removed; it keeps running"
 Json = Any
 
@@ -58,13 +61,16 @@ def write_state(folder: str, **changes: Json) -> Json:
     """Change some keys of the state and return all of it. Raises OSError if it cannot be written.
 
     The file is one block, padded and overwritten in place, so that a full disk cannot prevent the exit code from being
-    recorded.
+    recorded. The first state is synced to disk: an empty one after a power cut would not name the host's boot.
     """
-    state = dict(read_state(folder) or {}, **changes)
+    previous = read_state(folder)
+    state = dict(previous or {}, **changes)
     text = json.dumps(state)[: STATE_BYTES - 1].ljust(STATE_BYTES - 1) + "\n"
     fd = os.open(file_path(folder, "state"), os.O_WRONLY | os.O_CREAT, 0o600)
     try:
         os.pwrite(fd, text.encode(), 0)
+        if not previous:
+            os.fsync(fd)
     finally:
         os.close(fd)
     return state
@@ -81,6 +87,11 @@ def read_state(folder: str) -> Json:
         except ValueError:
             time.sleep(0.01)
     return None
+
+
+def get_process(state: Json, role: str) -> ProcessId:
+    """The `supervisor` or the `agent` of a state that was written on this host; NO_PROCESS if the state has none."""
+    return ProcessId(state.get(role, 0), state.get(role + "_start", 0))
 
 
 def read_spec(folder: str) -> Json:
@@ -127,17 +138,27 @@ def ask_to_end(folder: str, agent: ProcessId) -> float:
     return 0.0
 
 
-def try_lock(folder: str, mode: int = fcntl.LOCK_EX) -> int | None:
-    """The lock's file descriptor, or None if another process holds it. An observer takes it shared, for a moment."""
+def try_lock(folder: str) -> int | None:
+    """The lock's file descriptor, or None if another process holds it."""
     fd = os.open(file_path(folder, "lock"), os.O_RDWR | os.O_CREAT, 0o600)
+    is_granted = False
+    try:
+        is_granted = _is_granted(fd, fcntl.LOCK_EX)
+    finally:
+        if not is_granted:
+            os.close(fd)
+    return fd if is_granted else None
+
+
+def _is_granted(fd: int, mode: int) -> bool:
+    """Whether the lock is granted now; False if another process holds it. OSError if that cannot be found out."""
     try:
         fcntl.flock(fd, mode | fcntl.LOCK_NB)
     except OSError as error:
-        os.close(fd)
         if error.errno not in _LOCKED_ERRNOS:
             raise
-        return None
-    return fd
+        return False
+    return True
 
 
 def take_lock(folder: str, should_wait: Callable[[], bool] | None = None) -> int | None:
@@ -158,24 +179,23 @@ def take_lock(folder: str, should_wait: Callable[[], bool] | None = None) -> int
 def view_state(folder: str) -> Json:
     """The state, with what only an observer sees.
 
-    Phases: `absent`; `unsupervised` if the supervisor was killed, with `rebooted`: because the host restarted.
+    Phases: `absent`; `starting` until the program was executed, then `running`, while the supervisor holds the lock;
+    `unsupervised` if the supervisor was killed, with `rebooted`: because the host restarted; `exited`.
     `elsewhere`: where the processes are, if signals from here cannot reach them. `detail`: why the state may be an old
     one. A lock that is not held shows the death of a supervisor of this kernel only: machines that share a disk do not
     always share its locks.
     """
     state = read_state(folder)
-    if not state:
-        return _infer_state(folder)
-    if state["phase"] != "running":
+    if state and state["phase"] not in LIVE_PHASES:
         return state
-    location = locate_host(state, folder)
     is_unlocked = _is_unlocked(folder)
     if is_unlocked:
         state = read_state(folder)  # the supervisor may have recorded the end just before it released the lock
-        if not state:
-            return _infer_state(folder)
-        if state["phase"] != "running":
-            return state
+    if not state:
+        return _infer_state(folder, is_unlocked=is_unlocked)
+    if state["phase"] not in LIVE_PHASES:
+        return state
+    location = locate_host(state, folder)
     view = dict(state)
     if location not in (HERE, EARLIER_BOOT):
         view["elsewhere"] = describe_location(state, location)
@@ -229,25 +249,31 @@ class StateCache:
 
 
 def _is_unlocked(folder: str) -> bool:
-    """Whether no supervisor holds the lock."""
+    """Whether no supervisor holds the lock, which is taken shared for a moment, also on a read-only file system."""
     try:
-        fd = try_lock(folder, fcntl.LOCK_SH)
+        fd = os.open(file_path(folder, "lock"), os.O_RDONLY)
     except FileNotFoundError:  # the folder is being removed
         return False
-    if fd is None:
-        return False
-    os.close(fd)
-    return True
+    try:
+        return _is_granted(fd, fcntl.LOCK_SH)
+    finally:
+        os.close(fd)
 
 
-def _infer_state(folder: str) -> Json:
-    """The state of a process without a state file: removing the folder does not end its process.
+def _infer_state(folder: str, *, is_unlocked: bool) -> Json:
+    """The state of a process without a readable state: removing the folder does not end its process.
 
+    A spec is written under the lock, which the supervisor inherits: if the lock is free then, no supervisor lives.
     OSError if it cannot be found out whether the folder exists.
     """
-    if is_missing(file_path(folder, "spec.json")) and is_label_alive(parse_label(folder)):
+    has_spec = not is_missing(file_path(folder, "spec.json"))
+    if not has_spec and is_label_alive(parse_label(folder)):
         return {"phase": "running", "detail": FOLDER_REMOVED}
-    return {"phase": "absent" if is_missing(folder) else "starting"}
+    if is_missing(folder):
+        return {"phase": "absent"}
+    if has_spec and is_unlocked and is_on_local_filesystem(folder):
+        return {"phase": "unsupervised", "rebooted": False}
+    return {"phase": "starting"}
 
 
 def list_listening_ports() -> set[int]:

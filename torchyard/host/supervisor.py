@@ -27,8 +27,11 @@ Every process of the job has TORCHYARD_JOB=<label> in its environment, and is fo
 
 Processes. `submit` forks each supervisor and reads the first state from it through a pipe. The supervisor forks the
 agent (the submitted program), which has its own session and writes into one pipe. The supervisor has one thread: it
-waits for output, for SIGCHLD (through a wakeup pipe) and for the lease, and ignores SIGHUP, SIGINT and SIGTERM. It is a
-subreaper, so that the agent's orphans become its children and it can kill them.
+waits for output, for SIGCHLD and heartbeats (SIGHUP, through a wakeup pipe) and for the lease, and ignores SIGINT and
+SIGTERM. It is a subreaper, so that the agent's orphans become its children and it can kill them.
+
+Order at the start: `starting` is written to the state and synced; the agent is forked; once it has executed the program,
+`running` is written, and `submit` returns.
 
 Order at the end: the agent has exited; every process that is left is killed; the rest of the output is read; what
 torchrun had not printed is appended to the log; `exited` is written to the state; the supervisor exits, which releases
@@ -47,13 +50,13 @@ import select
 import signal
 import sys
 import time
-from typing import Iterable, NamedTuple
+from typing import NamedTuple
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
 from torchyard.host.cancel import cancel_process
 from torchyard.host.identity import identify_host
-from torchyard.host.lease import ProcessLease, heartbeat_path
+from torchyard.host.lease import HEARTBEAT_SIGNAL, ProcessLease, heartbeat_path
 from torchyard.host.log import (
     ENDED_PHASES,
     ProcessLog,
@@ -68,6 +71,7 @@ from torchyard.host.processes import (
     JOB_VARIABLE,
     JobProcesses,
     ProcessId,
+    find_labelled,
     identify_process,
 )
 from torchyard.host.staging import OtherOwnerError, OwnerFile
@@ -77,6 +81,7 @@ from torchyard.host.state import (
     StateCache,
     add_recorder,
     file_path,
+    get_process,
     measure_age,
     read_state,
     take_lock,
@@ -84,7 +89,7 @@ from torchyard.host.state import (
     view_state,
     write_state,
 )
-from torchyard.host.watch import Launcher, WatchedProcess, read_request, watch_processes
+from torchyard.host.watch import Launcher, Renewal, WatchedProcess, read_request, watch_processes
 
 _PR_SET_CHILD_SUBREAPER = 36
 _KILL_TIMEOUT_S = 5.0
@@ -101,9 +106,10 @@ def _submit_process(folder: str, spec: Json) -> Json:
     if view_state(folder).get("detail"):
         return _adopt_process(folder)
     os.makedirs(folder, exist_ok=True)
-    _renew_leases([OwnerFile(heartbeat_path(folder))], "")
-    lock = take_lock(folder, lambda: not read_state(folder))  # locked without a state: a supervisor may be starting
-    if lock is None or read_state(folder):
+    with contextlib.suppress(OSError):  # without the file, too, heartbeats reach the supervisor
+        OwnerFile(heartbeat_path(folder)).record_heartbeat("")
+    lock = take_lock(folder, lambda: not _has_started(folder))  # locked and not started: it may be starting
+    if lock is None or _has_started(folder) or find_labelled(spec["label"]):
         if lock is not None:
             os.close(lock)
         return _adopt_process(folder)
@@ -120,6 +126,12 @@ def _submit_process(folder: str, spec: Json) -> Json:
     with os.fdopen(ours) as result_pipe:
         result = json.loads(result_pipe.read() or '{"phase": "failed", "error": "the supervisor died while starting"}')
     return dict(result, created=True)
+
+
+def _has_started(folder: str) -> bool:
+    """Whether the process has a state that was written after its program was executed."""
+    state = read_state(folder)
+    return bool(state) and state["phase"] != "starting"
 
 
 def _adopt_process(folder: str) -> Json:
@@ -163,21 +175,19 @@ def _supervise_process(folder: str, spec: Json, result_fd: int) -> None:
 
 def _run_process(folder: str, spec: Json, log: ProcessLog, result_fd: int) -> None:
     """Run the process from its start to its end, and record how it ended."""
-    wakeup_read_fd, wakeup_write_fd = os.pipe()
-    os.set_blocking(wakeup_read_fd, False)
-    os.set_blocking(wakeup_write_fd, False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)  # with a handler, the signal is written to the wakeup pipe
-    signal.set_wakeup_fd(wakeup_write_fd)
-    agent = _start_process(dict(spec, folder=os.path.abspath(folder)))
+    wakeup_fd = _open_wakeup_pipe()
     process_fields: dict[str, Json] = {
         "name": spec["name"],
         "supervisor": os.getpid(),
         "supervisor_start": identify_process(os.getpid()).start_time,
-        "agent": agent.pid,
-        "agent_start": identify_process(agent.pid).start_time,
-        "started": time.time(),
     }
     process_fields.update(identify_host())
+    # The program's start may hang, on a name server or a share: whoever cancels it must find its supervisor.
+    write_state(folder, phase="starting", **process_fields)
+    agent = _start_process(dict(spec, folder=os.path.abspath(folder)))
+    process_fields["agent"] = agent.pid
+    process_fields["agent_start"] = identify_process(agent.pid).start_time
+    process_fields["started"] = time.time()
     state = write_state(folder, phase="running", lost=0, error="", lines=0, ended=None, exit=None, **process_fields)
     with contextlib.suppress(BrokenPipeError):  # the caller was killed meanwhile
         os.write(result_fd, json.dumps(state).encode())
@@ -185,20 +195,31 @@ def _run_process(folder: str, spec: Json, log: ProcessLog, result_fd: int) -> No
     if agent.error:
         log.write_lines([agent.error])
     lease = ProcessLease(folder, spec)
-    exit_code = _log_until_exit(log, agent, wakeup_read_fd, lease)
+    exit_code = _log_until_exit(log, agent, wakeup_fd, lease)
     ended_at = time.time()
     process_fields["unended"] = _kill_leftovers(spec["label"])[:_MAX_UNENDED]
-    _drain_output(log, agent.output_fd)
+    log.write_pipe(agent.output_fd)
     log.finish()
     with contextlib.suppress(OSError):
         recover_output(folder, log)
-    if lease.expired_at is None and "site" not in spec:  # its end must be recorded even if its folder was removed
+    if not lease.has_expired and "site" not in spec:  # its end must be recorded even if its folder was removed
         with contextlib.suppress(OSError):
             os.makedirs(folder, exist_ok=True)
     if log.lost_count:
         process_fields["lost"] = log.lost_count
         process_fields["error"] = log.error
     try_write_state(folder, phase="exited", exit=exit_code, ended=ended_at, lines=log.line_count, **process_fields)
+
+
+def _open_wakeup_pipe() -> int:
+    """The reading end of a pipe to which each signal that the supervisor waits for is written."""
+    read_fd, write_fd = os.pipe()
+    os.set_blocking(read_fd, False)
+    os.set_blocking(write_fd, False)
+    for signal_number in (signal.SIGCHLD, HEARTBEAT_SIGNAL):
+        signal.signal(signal_number, lambda *_: None)  # without a handler, a signal is not written to the pipe
+    signal.set_wakeup_fd(write_fd)
+    return read_fd
 
 
 class _Agent(NamedTuple):
@@ -280,8 +301,8 @@ def _log_until_exit(log: ProcessLog, agent: _Agent, wakeup_fd: int, lease: Proce
     open_fds = [agent.output_fd, wakeup_fd]
     while True:
         ready = select.select(open_fds, [], [], lease.check_interval_s)[0]
-        if wakeup_fd in ready:
-            os.read(wakeup_fd, 512)
+        if wakeup_fd in ready and HEARTBEAT_SIGNAL in os.read(wakeup_fd, 512):
+            lease.renew()
         if agent.output_fd in ready:
             data = os.read(agent.output_fd, 1 << 16)
             log.write_output(data)
@@ -324,30 +345,31 @@ def _kill_leftovers(label: str) -> list[ProcessId]:
         time.sleep(0.01)
 
 
-def _drain_output(log: ProcessLog, output_fd: int) -> None:
-    """Log what is still in the pipe. Its end may never come: a process that was not found may hold it open."""
-    while select.select([output_fd], [], [], 0)[0]:
-        data = os.read(output_fd, 1 << 16)
-        if not data:
-            return
-        log.write_output(data)
-
-
-def _watch(folders: dict[str, str], offsets: dict[str, int], launcher: Launcher) -> bool:
+def _watch(folders: dict[str, str], offsets: dict[str, int | None], launcher: Launcher) -> bool:
     """Send the states and logs of the processes with these folders; see host/watch.py."""
     readers = {name: _StateReader(folder) for name, folder in folders.items()}
     owner_files = [OwnerFile(path) for path in sorted(set(map(heartbeat_path, folders.values())))]
     processes: dict[str, WatchedProcess] = {}
     for name, reader in readers.items():
         log_path = file_path(reader.folder, "log")
-        processes[name] = WatchedProcess(log_path, reader.read, _has_ended, measure_age, offsets.get(name))
+        processes[name] = WatchedProcess(log_path, reader.read, _has_ended, measure_age)
+    for name, offset in offsets.items():
+        processes[name].request_log(offset)
 
-    def renew_leases(owner: str) -> str:
+    def renew_leases(owner: str) -> Renewal:
         for reader in readers.values():
             if reader.is_folder_removed:  # and possibly the heartbeat file's with it
                 with contextlib.suppress(OSError):
                     os.makedirs(os.path.dirname(heartbeat_path(reader.folder)), exist_ok=True)
-        return _renew_leases(owner_files, owner)
+        other_owner = ""
+        problem = ""
+        for owner_file in owner_files:
+            try:
+                other_owner = owner_file.record_heartbeat(owner) or other_owner
+            except OSError as error:  # the folder is being removed, or the file system cannot be written
+                expiring_names = [name for name, reader in readers.items() if not reader.signal_heartbeat()]
+                problem = _describe_unrecorded(expiring_names, error)
+        return Renewal(other_owner, problem)
 
     return watch_processes(launcher, processes, renew_leases)
 
@@ -359,6 +381,7 @@ class _StateReader:
         self.folder = folder
         self.is_folder_removed = False
         self._cache = StateCache(folder)
+        self._state: Json = {}
         self._log_size = _read_log_size(folder)
         self._has_recovered = False
 
@@ -368,12 +391,34 @@ class _StateReader:
             self._has_recovered = True
             recover_unsupervised(self.folder)
             state = self._cache.view()
+        self._state = state
         self.is_folder_removed = state.get("detail") == FOLDER_REMOVED
         return dict(state, log_size=self._log_size)
 
+    def signal_heartbeat(self) -> bool:
+        """Renew the lease by a signal to the supervisor; False if it may run and cannot be identified or signalled."""
+        state = self._state
+        if _has_ended(state):
+            return True
+        supervisor = get_process(state, "supervisor")
+        try:
+            if "elsewhere" in state or not supervisor.is_alive:
+                return False
+            os.kill(supervisor.pid, HEARTBEAT_SIGNAL)
+        except OSError:
+            return False
+        return True
+
+
+def _describe_unrecorded(expiring_names: list[str], error: OSError) -> str:
+    """Why a heartbeat is not recorded, with the processes whose lease it does not renew."""
+    if not expiring_names:
+        return "the owner of the run cannot be recorded: %s" % error
+    return "the lease of %s is not renewed: %s" % (", ".join(expiring_names), error)
+
 
 def _has_ended(state: Json) -> bool:
-    return state["phase"] in ENDED_PHASES
+    return state.get("phase") in ENDED_PHASES
 
 
 def _read_log_size(folder: str) -> int:
@@ -382,20 +427,6 @@ def _read_log_size(folder: str) -> int:
         return os.stat(file_path(folder, "log")).st_size
     except OSError:
         return 0
-
-
-def _renew_leases(owner_files: Iterable[OwnerFile], owner: str) -> str:
-    """Record a heartbeat of an owner in each file that can be written.
-
-    Returns the run's owner if that is another one, else an empty text.
-    """
-    other_owner = ""
-    for owner_file in owner_files:
-        try:
-            other_owner = owner_file.record_heartbeat(owner) or other_owner
-        except OSError:  # the folder is being removed, or the disk cannot be written
-            continue
-    return other_owner
 
 
 def _cancel(request: Json) -> Json:

@@ -6,9 +6,10 @@ Both directions are lines of JSON, except the bytes of a log, which follow their
     to the launcher    {"process": NAME, "state": {...}}          at every change
                        {"process": NAME, "log": OFFSET, "size": SIZE}, then SIZE bytes of its log from OFFSET on
                        {"process": NAME, "log_end": OFFSET}       the log ends at that byte, and is complete
-                       {"ages": {NAME: SECONDS}}                  the response to a heartbeat: since when processes run
+                       {"ages": {NAME: SECONDS}, "problem": TEXT}    the response to a heartbeat: since when processes
+                                                                  run, and why the owner was not recorded, or empty
                        {"other_owner": OWNER}                     another launcher owns the run
-    from the launcher  {"processes": {NAME: FOLDER}, "logs": {NAME: OFFSET}}    the first line
+    from the launcher  {"processes": {NAME: FOLDER}, "logs": {NAME: OFFSET}}    the first line, with all logs to copy
                        {"owner": OWNER}                           a heartbeat, which renews the lease
                        {"logs": {NAME: OFFSET}}                   send this log again from there; null: send none of it
 
@@ -22,10 +23,11 @@ import json
 import os
 import select
 import time
-from typing import Any, Callable
+from typing import Any, Callable, NamedTuple
 
 Json = Any
 POLL_INTERVAL_S = 0.05  # between two looks for new lines or a new state
+_RETRY_INTERVAL_S = 1.0  # after files of a process could not be read: each read of a bad disk may take long
 _CHUNK_BYTES = 1 << 16  # of one log before the other processes have their turn
 _MAX_UNSENT_BYTES = 1 << 18  # a slow connection holds up the logs, but neither states nor heartbeats
 
@@ -93,6 +95,17 @@ class Launcher:
             self._unsent = b""
 
 
+class Renewal(NamedTuple):
+    """What came of a heartbeat.
+
+    other_owner: the name of another owner of the run; empty if there is none.
+    problem: why the owner was not recorded, and whose lease could not be renewed otherwise; empty if it was recorded.
+    """
+
+    other_owner: str
+    problem: str
+
+
 class WatchedProcess:
     """A process whose state and log are sent.
 
@@ -100,6 +113,9 @@ class WatchedProcess:
     is_ended: whether nothing more is written to the log after this state.
     measure_age: seconds since it was started, by a clock of this host that is never set; None if that is not known.
     log_path: the log's file, which may not exist.
+
+    While its state or its log cannot be read (OSError), the state that is sent has the reason as its `detail`. Neither
+    the other processes nor the heartbeats depend on it.
     """
 
     def __init__(
@@ -108,17 +124,17 @@ class WatchedProcess:
         read_state: Callable[[], Json],
         is_ended: Callable[[Json], bool],
         measure_age: Callable[[Json], float | None],
-        offset: int | None,
     ) -> None:
         self.log_path = log_path
         self.read_state = read_state
         self.is_ended = is_ended
         self.measure_age = measure_age
-        self._sent_state: Json = None
+        self._sent_state: Json = {}
+        self._retry_at = float("-inf")  # monotonic seconds, after a read that failed
         self._has_ended = False
         self._has_sent_end = False
-        self._is_log_wanted = offset is not None
-        self._offset = offset
+        self._is_log_wanted = False
+        self._offset: int | None = None  # of the next byte to send; None: nothing is sent until the next request
 
     @property
     def is_finished(self) -> bool:
@@ -131,20 +147,27 @@ class WatchedProcess:
         return self.measure_age(self._sent_state) if self._sent_state else None
 
     def request_log(self, offset: int | None) -> None:
-        """Send the log from a byte on; None sends nothing until the next request."""
+        """Send the log from a byte on; None sends nothing until the next request, for which the watch waits."""
+        self._is_log_wanted = True
         self._offset = offset
         self._has_sent_end = False
 
     def send_changes(self, name: str, launcher: Launcher) -> bool:
         """Send a changed state and a piece of the log; True if more of the log is available."""
-        state = self.read_state()
-        if state != self._sent_state:
-            launcher.send({"process": name, "state": state})
-            self._sent_state = state
-        self._has_ended = self.is_ended(state)
-        if self._offset is None or self._has_sent_end or not launcher.has_room:
+        if time.monotonic() < self._retry_at:
             return False
-        data = _read_bytes(self.log_path, self._offset)
+        state = self._sent_state
+        try:
+            state = self.read_state()
+            data = self._read_log(launcher)
+        except OSError as error:
+            self._retry_at = time.monotonic() + _RETRY_INTERVAL_S
+            self._send_state(name, dict(state, detail="its files cannot be read: %s" % error), launcher)
+            return False
+        self._send_state(name, state, launcher)
+        self._has_ended = self.is_ended(state)
+        if data is None or self._offset is None:
+            return False
         if data:
             launcher.send({"process": name, "log": self._offset, "size": len(data)}, data)
             self._offset += len(data)
@@ -152,6 +175,18 @@ class WatchedProcess:
             launcher.send({"process": name, "log_end": self._offset})
             self._has_sent_end = True
         return len(data) == _CHUNK_BYTES
+
+    def _read_log(self, launcher: Launcher) -> bytes | None:
+        """The next piece of the log, empty at its end; None if none is to be sent now. OSError."""
+        if self._offset is None or self._has_sent_end or not launcher.has_room:
+            return None
+        return _read_bytes(self.log_path, self._offset)
+
+    def _send_state(self, name: str, state: Json, launcher: Launcher) -> None:
+        """Send the state, if it has changed."""
+        if state != self._sent_state:
+            launcher.send({"process": name, "state": state})
+            self._sent_state = state
 
 
 def _read_bytes(path: str, offset: int) -> bytes:
@@ -166,8 +201,11 @@ def _read_bytes(path: str, offset: int) -> bytes:
         return b""
 
 
-def read_request(launcher: Launcher) -> tuple[dict[str, str], dict[str, int]]:
-    """The folders of the processes to watch, and the byte from which each log is wanted; empty if the launcher left."""
+def read_request(launcher: Launcher) -> tuple[dict[str, str], dict[str, int | None]]:
+    """The folders of the processes to watch, and the byte from which each log is wanted; empty if the launcher left.
+
+    None in place of a byte: the log is wanted, but not yet.
+    """
     while not launcher.has_left:
         for line in launcher.wait(60.0):
             return line["processes"], line["logs"]
@@ -177,13 +215,12 @@ def read_request(launcher: Launcher) -> tuple[dict[str, str], dict[str, int]]:
 def watch_processes(
     launcher: Launcher,
     processes: dict[str, WatchedProcess],
-    renew_lease: Callable[[str], str],
+    renew_leases: Callable[[str], Renewal],
     poll_interval_s: float = POLL_INTERVAL_S,
 ) -> bool:
     """Send all changes until every process has ended and every log is sent; False if the launcher left before that.
 
-    `renew_lease` is called with the owner's name at each heartbeat, and returns the name of another owner, if there is
-    one, or an empty text.
+    `renew_leases` is called with the owner's name at each heartbeat.
     """
     while True:
         started_at = time.monotonic()
@@ -199,10 +236,11 @@ def watch_processes(
             for name, offset in line.get("logs", {}).items():
                 processes[name].request_log(offset)
             if "owner" in line:
-                other_owner = renew_lease(line["owner"])
-                if other_owner:
-                    launcher.send({"other_owner": other_owner})
+                renewal = renew_leases(line["owner"])
+                if renewal.other_owner:
+                    launcher.send({"other_owner": renewal.other_owner})
                 ages = {name: process.age_s for name, process in processes.items()}
-                launcher.send({"ages": {name: age_s for name, age_s in ages.items() if age_s is not None}})
+                known_ages = {name: age_s for name, age_s in ages.items() if age_s is not None}
+                launcher.send({"ages": known_ages, "problem": renewal.problem})
         if launcher.has_left:
             return False

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
 from torchyard.common.json_text import parse_json
+from torchyard.common.log import get_log
 from torchyard.host.log import ENDED_PHASES
 from torchyard.host.state import FOLDER_REMOVED
 from torchyard.machines import processes
@@ -42,8 +43,8 @@ class HostStream:
 
     Each state replaces the process's entry in `states`, which the ProcessWatch shares with its callers. What a host
     sends is untrusted: lines that are not the protocol's are ignored, such as a shell's greeting, and malformed values
-    of a state are left out (`_parse_state`). Only a log that cannot be written here is requested again, once there is
-    room; states and heartbeats go on meanwhile.
+    of a state are left out (`_parse_state`). Only a log whose copy here cannot be read or written is requested again,
+    once it can; states and heartbeats go on meanwhile.
     """
 
     child: processes.ChildProcess  # from the first `open` on
@@ -72,6 +73,7 @@ class HostStream:
         self._states = states
         self._owner = identify_owner(members[0].log)
         self._renews_leases = renews_leases
+        self._reported_problem = ""  # of the last heartbeat; empty if the host has recorded it
         self._received = b""  # an unfinished line
         self._unsent = b""
         self._piece_bytes = 0  # of the piece of a log that is still to come
@@ -136,7 +138,7 @@ class HostStream:
             self._flush()
 
     def retry_copies(self) -> None:
-        """Request again the logs whose copy could not be written for a while."""
+        """Request again the logs whose copy could not be read or written for a while."""
         offsets = {name: copy.reopen() for name, copy in self.log_copies.items() if copy.is_retry_due}
         if offsets:
             self._send({"logs": offsets})
@@ -190,12 +192,20 @@ class HostStream:
             return True
         if isinstance(line.get("ages"), dict):
             self._record_ages(line["ages"])
-            record_confirmation(self.script.host, self._owner)
+            self._handle_renewal(str(line.get("problem") or ""))
         name = line.get("process")
         if not isinstance(name, str) or name not in self._members:
             return False
         self._handle_process_line(name, line)
         return True
+
+    def _handle_renewal(self, problem: str) -> None:
+        """Handle that the host has recorded this owner or, for `problem`, has not, which is reported at a change."""
+        if not problem:
+            record_confirmation(self.script.host, self._owner)
+        elif problem != self._reported_problem:
+            get_log().warning("%s: %s", self.script.host, problem)
+        self._reported_problem = problem
 
     def _handle_absence(self, *, is_running: bool) -> None:
         """Handle that the run's folder does not exist there. Its processes are absent only if none of them lives."""

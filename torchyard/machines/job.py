@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from torchyard.code.archive import keep_archive, unpack_here
 from torchyard.common.log import get_log
+from torchyard.host.state import LIVE_PHASES
 from torchyard.interfaces import PollCallback
 from torchyard.machines import store
 from torchyard.machines.checks import check_hosts
@@ -73,7 +74,7 @@ class MachinesJob:
         responses = _stop_processes(self._plan, self._plan.processes)
         for process in self._plan.processes:
             response = responses.get(process.name)
-            if isinstance(response, dict) and response.get("phase") == "running":
+            if isinstance(response, dict) and response.get("phase") in LIVE_PHASES:
                 leftovers = "; ".join(read_leftovers(process.host, response))
                 raise HostError(process.host, f"stop {process.name}", leftovers)
 

@@ -73,9 +73,9 @@ class ProcessWatch:
         for stream in self._streams:
             if stream.broken_at is not None and stream.broken_at < restart_before:
                 self._open_stream(stream)
+        self._send_heartbeats()
         for stream in self._list_open_streams():
             stream.retry_copies()
-        self._send_heartbeats()
         if not self._selector.get_map():
             time.sleep(timeout_s)
             return False
@@ -126,7 +126,8 @@ class ProcessWatch:
         losses: dict[str, str] = {}
         for stream in self._streams:
             for name in self._list_incomplete_logs(stream):
-                reason = stream.log_copies[name].reason or stream.reason or "no output received"
+                detail = self.states[name].get("detail")
+                reason = stream.log_copies[name].reason or stream.reason or detail or "no output received"
                 losses[name] = f"{INCOMPLETE_COPY}: {reason}"
         return losses | self._describe_lost_lines()
 

@@ -18,10 +18,10 @@ class LogCopy:
     cut off is continued. A copy that was removed starts again at the first byte.
 
     Order of calls: `reopen` returns the byte to request; then `write` with each piece that starts at the byte given to
-    `expects`, and `end` with the size of the complete log. After a `write` that failed, `expects` is False until
-    `is_retry_due`, when `reopen` starts again.
+    `expects`, and `end` with the size of the complete log. After a `reopen` or a `write` that failed, `expects` is
+    False until `is_retry_due`, when `reopen` starts again. No error of the disk is raised, except by `create`.
 
-    reason: why the copy could not be written; empty if it could.
+    reason: why the copy could not be read or written; empty if it could.
     """
 
     def __init__(self, process: Process) -> None:
@@ -38,9 +38,15 @@ class LogCopy:
         """Whether a failed copy should be tried again."""
         return self._failed_at is not None and time.monotonic() - self._failed_at > _RETRY_DELAY_S
 
-    def reopen(self) -> int:
-        """The byte from which the log is to be requested."""
-        self._size = self._path.stat().st_size if self._path.exists() else 0
+    def reopen(self) -> int | None:
+        """The byte from which the log is to be requested; None, for `reason`, if the copy's size cannot be read."""
+        try:
+            self._size = self._path.stat().st_size
+        except FileNotFoundError:
+            self._size = 0
+        except OSError as error:
+            self._record_failure(error)
+            return None
         self._opened_size = self._size
         self._opened_at = time.monotonic()
         self._failed_at = None
@@ -62,11 +68,14 @@ class LogCopy:
                 raise FileNotFoundError(errno.ENOENT, "the copy was removed", str(self._path))
             append_bytes(self._path, data)
         except OSError as error:
-            self._failed_at = time.monotonic()
-            self.reason = str(error)
+            self._record_failure(error)
             return False
         self._size += len(data)
         return True
+
+    def _record_failure(self, error: OSError) -> None:
+        self._failed_at = time.monotonic()
+        self.reason = str(error)
 
     def end(self, offset: object) -> None:
         """The log ends at this byte: the copy is complete if it has all of it."""
@@ -76,8 +85,11 @@ class LogCopy:
     def is_behind(self, log_size: object) -> bool:
         """Whether output is still on its way: up to byte `log_size` of the log, as the host reported it.
 
-        If the host reports no size, only the first byte is waited for, up to `_FIRST_BYTE_TIMEOUT_S`.
+        A copy that cannot be read or written may lack lines. If the host reports no size, only the first byte is waited
+        for, up to `_FIRST_BYTE_TIMEOUT_S`.
         """
+        if self._failed_at is not None:
+            return True
         if isinstance(log_size, int):
             return self._size < log_size
         if self._size != self._opened_size:

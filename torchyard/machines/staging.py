@@ -17,6 +17,7 @@ from typing import IO, Any, NamedTuple, NoReturn
 from torchyard.code.archive import read_archive
 from torchyard.common.json_text import parse_json
 from torchyard.host.staging import is_missing, list_files
+from torchyard.host.state import LIVE_PHASES
 from torchyard.machines import processes
 from torchyard.machines.archive import END_MEMBER, unpack_archive
 from torchyard.machines.host_command import SCRIPTS_FOLDER, script_command
@@ -342,6 +343,6 @@ def read_leftovers(host: str, response: Any) -> list[str]:
     leftovers = response.get("left") if isinstance(response, dict) else None
     if not isinstance(leftovers, list):
         return [f"{host}: did not report what is left"]
-    if response.get("phase") == "running" and not leftovers:
+    if response.get("phase") in LIVE_PHASES and not leftovers:
         return [f"{host}: its supervisor still reports a running process"]
     return [f"{host}: {leftover}" for leftover in leftovers]

@@ -7,6 +7,7 @@ from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixe
 
 from torchyard.common.log_lines import read_new_lines
 from torchyard.host.rendezvous import query_store
+from torchyard.host.state import LIVE_PHASES
 from torchyard.machines import processes
 from torchyard.machines.host_command import script_command
 from torchyard.machines.host_script import call_scripts, submit_processes
@@ -70,7 +71,7 @@ def _check_store_alive(url: str, store: Process) -> None:
     state = call_scripts("status", [store], lambda process: {"folder": process.folder})[store.name]
     if isinstance(state, HostError):
         raise state
-    if state["phase"] == "running":
+    if state["phase"] in LIVE_PHASES:
         return
     last_line = "nothing"
     for line, _ in read_new_lines(Path(store.log), 0):

@@ -27,7 +27,13 @@ from tests.inputs.stuck_pods import (
     format_time,
     summarize,
 )
-from torchyard.diagnosis.no_progress import ClusterContext, Diagnosis, explain_no_progress, find_unscheduled_pods
+from torchyard.diagnosis.no_progress import (
+    ClusterContext,
+    Diagnosis,
+    explain_no_progress,
+    explain_waiting_processes,
+    find_unscheduled_pods,
+)
 from torchyard.diagnosis.queues.queue import Queue
 from torchyard.model.finding import Finding, failed_check, passed_check
 from torchyard.model.plan import ManifestPlan
@@ -380,3 +386,11 @@ def test_a_warning_costs_one_scan_of_its_pod(planned: Planned, launcher: str) ->
     reads = [max(pod.reads for pod in pods) for _, _, pods in (few, many)]
     assert reads[0] <= READS
     assert reads[1] - reads[0] <= 2 * 2 * 2  # two more warnings, each in two places
+
+
+def test_process_that_cannot_be_observed_is_explained() -> None:
+    """The reason why the state of a supervised process is an old one is named with its process."""
+    states = {"node-0": {"phase": "running"}, "node-1": {"phase": "running", "detail": "its files cannot be read"}}
+    diagnosis = explain_waiting_processes(states, ())
+    assert diagnosis
+    assert diagnosis.sentence == "node-1: its files cannot be read"

@@ -1,11 +1,14 @@
 """Cancelling a supervised process: SIGTERM, SIGKILL after the grace, and what is reported as left over."""
 
+import json
 import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -23,8 +26,9 @@ from tests.processes.supervised import (
     start_watch,
 )
 from tests.support.waiting import wait_until
+from torchyard.common.project_root import ROOT
 from torchyard.host.processes import find_labelled, identify_process
-from torchyard.host.state import view_state, write_state
+from torchyard.host.state import take_lock, view_state, write_state
 
 SKIP_REASON = containers.find_obstacle()
 needs_containers = pytest.mark.skipif(bool(SKIP_REASON), reason=SKIP_REASON)
@@ -113,6 +117,68 @@ def test_rendezvous_file_is_removed_with_its_process(folder: Path, tmp_path: Pat
         time.sleep(0.01)
     assert call_supervisor("cancel", folder, grace=1)["left"] == []
     assert not (tmp_path / "meet").exists()
+
+
+# --- a program whose start hangs
+
+
+@pytest.fixture
+def hanging_start(tmp_path: Path) -> Iterator[Path]:
+    """The folder of a process whose program cannot be executed, because a name server does not respond."""
+    folder = tmp_path / "kept"
+    spec = build_spec(folder, "sleep 60") | {"toward": "gpu2"}
+    requests = json.dumps({"node-0": {"folder": str(folder), "spec": spec}})
+    with subprocess.Popen(HANGING_START, stdin=subprocess.PIPE, text=True, cwd=tmp_path) as submit:
+        assert submit.stdin
+        submit.stdin.write(requests)
+        submit.stdin.close()
+        wait_until((tmp_path / "hanging").exists)
+        submit.kill()  # as a launcher does that has waited for long
+    yield folder
+    (tmp_path / "go").touch()
+    call_supervisor("cancel", folder, grace=0)
+
+
+# The supervisor, whose program waits for a name server until there is a file `go`.
+HANGING_START = [
+    sys.executable,
+    "-c",
+    f"""
+import os, sys, time
+sys.path.insert(0, {str(ROOT)!r})
+from torchyard.host import supervisor
+
+def wait_for_name_server(destination):
+    open("hanging", "w").close()
+    while not os.path.exists("go"):
+        time.sleep(0.01)
+    return {{}}
+
+supervisor.choose_interface_env = wait_for_name_server
+supervisor.main("submit")
+""",
+]
+
+
+def test_process_that_is_starting_is_ended(hanging_start: Path, tmp_path: Path) -> None:
+    """A program whose start hangs on a name server is not started after a cancel, and nothing of it is left."""
+    state = view_state(str(hanging_start))
+    assert state["phase"] == "starting"
+    assert call_supervisor("cancel", hanging_start, grace=1)["left"] == []
+    assert not identify_process(state["supervisor"]).is_alive
+    assert view_state(str(hanging_start))["phase"] == "unsupervised"  # nobody holds the lock: nothing can start
+
+
+def test_supervisor_without_a_state_is_left_over(tmp_path: Path) -> None:
+    """While a process holds the lock and has written no state, its program may start yet: it is left over."""
+    folder = tmp_path / "kept"
+    folder.mkdir()
+    (folder / "spec.json").write_text(json.dumps(build_spec(folder, "")))
+    lock = take_lock(str(folder))
+    assert lock is not None
+    assert call_supervisor("cancel", folder, grace=0)["left"] == ["the supervisor of node-0, which is starting"]
+    os.close(lock)
+    assert call_supervisor("cancel", folder, grace=0)["left"] == []
 
 
 # --- a program that hides its label, as setproctitle does

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ from tests.processes.supervised import (
 from torchyard.host import lease
 from torchyard.host.log import ProcessLog
 from torchyard.host.processes import find_labelled
+from torchyard.host.state import write_state
 
 _LEASE_S = 4.0  # a loaded machine may need two seconds until the status command renews it for the first time
 
@@ -28,6 +30,41 @@ class Clock:
     """A monotonic clock that the test sets."""
 
     now_s = 0.0
+
+
+class CheckedLease:
+    """A lease of 10 s with a grace of 3 s; `signals` are those that its process has got besides SIGTERM."""
+
+    def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.clock = Clock()
+        self.signals: list[int] = []
+        monkeypatch.setattr(time, "monotonic", lambda: self.clock.now_s)
+        monkeypatch.setattr(lease, "ask_to_end", lambda *_: 0.0)
+        monkeypatch.setattr(lease, "send_signal", lambda _, signal_number: self.signals.append(signal_number))
+        folder = tmp_path / "node-0"
+        folder.mkdir()
+        self._lease = lease.ProcessLease(str(folder), {"lease": 10.0, "grace": 3.0})
+        self._log = ProcessLog(str(folder), "node-0")
+
+    @property
+    def has_expired(self) -> bool:
+        return self._lease.has_expired
+
+    def check(self) -> None:
+        self._lease.enforce(0, self._log)
+
+    def check_until(self, end_s: float) -> None:
+        """Check as often as the supervisor does."""
+        while self.clock.now_s < end_s:
+            self.clock.now_s = min(self.clock.now_s + self._lease.check_interval_s, end_s)
+            self.check()
+
+
+@pytest.fixture
+def checked_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CheckedLease:
+    """A lease of 10 s whose clock the test sets, and whose file is in `tmp_path`."""
+    (tmp_path / "owner").touch()
+    return CheckedLease(tmp_path, monkeypatch)
 
 
 class WatchingLauncher:
@@ -99,43 +136,48 @@ def test_renewed_lease_keeps_a_process_alive(folder: Path, start_watched: Callab
 
 
 @pytest.mark.parametrize("jump_s", [-1e7, 1e7])
-def test_clock_change_does_not_end_a_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jump_s: float) -> None:
+def test_clock_change_does_not_end_a_lease(tmp_path: Path, checked_lease: CheckedLease, jump_s: float) -> None:
     """A renewal counts from when the supervisor saw it, whatever the clock of the renewing process shows."""
-    clock = Clock()
-    monkeypatch.setattr(time, "monotonic", lambda: clock.now_s)
-    monkeypatch.setattr(lease, "ask_to_end", lambda *_: 0.0)
-    folder = tmp_path / "node-0"
-    folder.mkdir()
-    process_lease = lease.ProcessLease(str(folder), {"lease": 10.0})
-    log = ProcessLog(str(folder), "node-0")
-    for clock.now_s in (6.0, 12.0):
-        (tmp_path / "owner").touch()
-        os.utime(tmp_path / "owner", (time.time() + jump_s + clock.now_s,) * 2)
-        process_lease.enforce(0, log)
-    clock.now_s = 21.0
-    process_lease.enforce(0, log)
-    assert process_lease.expired_at is None
-    clock.now_s = 23.0
-    process_lease.enforce(0, log)
-    assert process_lease.expired_at == 23.0
+    for now_s in (6.0, 12.0):
+        checked_lease.check_until(now_s)
+        os.utime(tmp_path / "owner", (time.time() + jump_s + now_s,) * 2)
+        checked_lease.check()
+    checked_lease.check_until(21.0)
+    assert not checked_lease.has_expired
+    checked_lease.check_until(23.0)
+    assert checked_lease.has_expired
 
 
-def test_file_that_cannot_be_read_renews_no_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_that_cannot_be_read_renews_no_lease(tmp_path: Path, checked_lease: CheckedLease) -> None:
     """A heartbeat file that is away for a moment counts as unchanged, then and when it is back."""
-    clock = Clock()
-    monkeypatch.setattr(time, "monotonic", lambda: clock.now_s)
-    monkeypatch.setattr(lease, "ask_to_end", lambda *_: 0.0)
-    folder = tmp_path / "node-0"
-    folder.mkdir()
-    (tmp_path / "owner").touch()
-    process_lease = lease.ProcessLease(str(folder), {"lease": 10.0})
-    log = ProcessLog(str(folder), "node-0")
-    for clock.now_s, old_name, new_name in ((6.0, "owner", "away"), (8.0, "away", "owner")):
+    for now_s, old_name, new_name in ((6.0, "owner", "away"), (8.0, "away", "owner")):
         (tmp_path / old_name).rename(tmp_path / new_name)
-        process_lease.enforce(0, log)
-    clock.now_s = 11.0
-    process_lease.enforce(0, log)
-    assert process_lease.expired_at == 11.0
+        checked_lease.check_until(now_s)
+    checked_lease.check_until(11.0)
+    assert checked_lease.has_expired
+
+
+def test_supervisor_that_was_stopped_waits_for_a_heartbeat(tmp_path: Path, checked_lease: CheckedLease) -> None:
+    """The time in which a supervisor was frozen with its container does not count: no heartbeat could come then."""
+    checked_lease.check_until(1.0)
+    checked_lease.clock.now_s = 1000.0
+    checked_lease.check()
+    assert not checked_lease.has_expired
+    os.utime(tmp_path / "owner", (0, 0))
+    checked_lease.check_until(1009.0)
+    assert not checked_lease.has_expired
+    checked_lease.check_until(1012.0)
+    assert checked_lease.has_expired
+
+
+def test_process_that_was_stopped_keeps_its_grace(checked_lease: CheckedLease) -> None:
+    """A process that is frozen after its SIGTERM has the rest of its grace when it continues."""
+    checked_lease.check_until(11.0)
+    checked_lease.clock.now_s = 1000.0
+    checked_lease.check()
+    assert (checked_lease.has_expired, checked_lease.signals) == (True, [])
+    checked_lease.check_until(1004.0)
+    assert set(checked_lease.signals) == {signal.SIGKILL}
 
 
 def test_lease_is_renewed_on_a_full_disk(folder: Path, start_watched: Callable[[float], WatchingLauncher]) -> None:
@@ -144,6 +186,30 @@ def test_lease_is_renewed_on_a_full_disk(folder: Path, start_watched: Callable[[
     status_caller = start_watched(_LEASE_S)
     status_caller.renew_for(1.3 * _LEASE_S)
     assert call_supervisor("status", folder)["phase"] == "running"
+
+
+def test_lease_is_renewed_without_its_file(folder: Path, start_watched: Callable[[float], WatchingLauncher]) -> None:
+    """Where the heartbeat file cannot be opened, the supervisor gets heartbeats as signals, and the reason is sent."""
+    (folder.parent / "owner").mkdir()
+    status_caller = start_watched(_LEASE_S)
+    status_caller.renew_for(1.3 * _LEASE_S)
+    assert call_supervisor("status", folder)["phase"] == "running"
+    assert status_caller.state["problem"].startswith(
+        "the owner of the run cannot be recorded: [Errno 21] Is a directory"
+    )
+
+
+def test_lease_that_cannot_be_renewed_is_reported(
+    folder: Path, start_watched: Callable[[float], WatchingLauncher]
+) -> None:
+    """Without its file, the lease of a process in another container cannot be renewed from here, and is named."""
+    (folder.parent / "owner").mkdir()
+    status_caller = start_watched(60)
+    write_state(str(folder), pid_namespace="pid:[4026530000]")
+    assert status_caller.wait_until(
+        "here:/runs/a", lambda state: "the lease of node-0 is not renewed" in state.get("problem", "")
+    )
+    write_state(str(folder), pid_namespace=os.readlink("/proc/self/ns/pid"))
 
 
 def test_second_launcher_gets_the_name_of_the_owner(

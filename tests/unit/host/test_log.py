@@ -46,6 +46,43 @@ def test_carriage_return_does_not_split_a_line(tmp_path: Path) -> None:
         assert read_tail(file) == [b"\r 10%\r 20%", b"windows\r", b"\x0b\x0c", b"unfinished"]
 
 
+class FloodedLog(ProcessLog):
+    """The log of a process that writes into its pipe as fast as the pipe is read."""
+
+    pipe_fd = -1
+
+    def write_output(self, data: bytes) -> None:
+        super().write_output(data)
+        os.write(self.pipe_fd, data)
+
+
+def test_process_that_goes_on_writing_does_not_hold_up_the_end(tmp_path: Path) -> None:
+    """Of a process that cannot be ended, what is in the pipe at the end is written, and nothing after that."""
+    log = FloodedLog(str(tmp_path), "node-0")
+    read_fd, log.pipe_fd = os.pipe()
+    os.write(log.pipe_fd, b"one\ntwo\n")
+    log.write_pipe(read_fd)
+    os.close(log.pipe_fd)
+    assert (log.line_count, os.read(read_fd, 100)) == (2, b"one\ntwo\n")
+    os.close(read_fd)
+
+
+def test_log_that_cannot_be_looked_at_costs_lines_not_the_exit_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A log whose server has lost its file (ESTALE) counts as lost at the end, and raises no error."""
+    log = ProcessLog(str(tmp_path), "node-0")
+    log.write_output(b"one\ntwo")
+
+    def fail(_: int) -> os.stat_result:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fstat", fail)
+        log.finish()
+    assert (log.lost_count, log.line_count, log.error) == (2, 0, "Stale file handle")
+
+
 # --- lines that torchrun had on disk and the log did not have
 
 

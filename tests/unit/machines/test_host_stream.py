@@ -16,6 +16,7 @@ from torchyard.common.identity import identify_holder
 from torchyard.host.state import FOLDER_REMOVED
 from torchyard.machines.host_stream import MAX_LINE_BYTES
 from torchyard.machines.job_watch import ProcessWatch
+from torchyard.machines.ownership import identify_owner, is_confirmed
 from torchyard.model.errors import RunInUseError
 from torchyard.model.plan import CommandPlan, Process
 from torchyard.model.profile import Deadlines
@@ -135,6 +136,18 @@ def test_removed_folder_does_not_end_a_living_process(make_process: MakeProcess)
 
 
 # --- the owner of the run
+
+
+@pytest.mark.parametrize(("problem", "warnings"), [("", []), ("no room", ["localhost: no room"])])
+def test_heartbeat_that_was_not_recorded_confirms_nothing(
+    make_process: MakeProcess, caplog: pytest.LogCaptureFixture, problem: str, warnings: list[str]
+) -> None:
+    """A host that cannot record the run's owner does not confirm it, and the reason is reported once."""
+    response = f"send(ages={{name: 1}}, problem={problem!r})\n"
+    process = make_process(f"tail()\nstate(started=1.0)\n{response * 2}state(started=2.0)\n{STAYS}")
+    with watch_until(process, lambda watch: watch.states["a"].get("started") == 2.0):
+        assert is_confirmed("localhost", identify_owner(process.log)) is not bool(problem)
+    assert caplog.messages == warnings
 
 
 @pytest.fixture

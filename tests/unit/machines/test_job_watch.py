@@ -1,5 +1,6 @@
 """ProcessWatch: the states of processes, and logs that are copied here while they grow on other hosts."""
 
+import contextlib
 import errno
 import os
 import selectors
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.doubles.scripted_hosts import MakeProcess
+from tests.support.failing_reads import fail_to_stat
 from tests.support.waiting import wait_until
 from torchyard.machines import host_stream, job_watch
 from torchyard.machines.job_watch import INCOMPLETE_COPY, SUPERVISOR_KILLED, ProcessWatch
@@ -187,6 +189,28 @@ for line in sys.stdin:
         poll_until(watch, lambda: watch.lost_logs() == full)
         assert watch.diagnose() is None
         os.unlink(process.log)
+        poll_until(watch, lambda: not watch.lost_logs())
+        assert Path(process.log).read_text() == "one\ntwo\nthree\n"
+
+
+def test_copy_that_cannot_be_read_stops_no_heartbeats(make_process: MakeProcess, tmp_path: Path) -> None:
+    """While the folder of the logs gives EACCES, a new connection renews the lease, and the log is copied later."""
+    code = f"""{RUNS}
+for line in sys.stdin:
+    open("requests", "a").write(line)
+    if "logs" in line and json.loads(line)["logs"][name] is not None:
+        offset = json.loads(line)["logs"][name]
+        tail()
+        end()
+"""
+    process = make_process(code)
+    requests = tmp_path / "requests"
+    with contextlib.ExitStack() as stack:
+        with fail_to_stat(Path(process.log), errno.EACCES):
+            watch = stack.enter_context(ProcessWatch([process]))
+            poll_until(watch, lambda: requests.exists() and "owner" in requests.read_text())
+            assert watch.is_disconnected()
+            assert "Permission denied" in watch.lost_logs()["a"]
         poll_until(watch, lambda: not watch.lost_logs())
         assert Path(process.log).read_text() == "one\ntwo\nthree\n"
 

@@ -1,11 +1,13 @@
 """A copy of a log: it continues at its own size, whatever happened to it meanwhile."""
 
+import errno
 import os
 from pathlib import Path
 
 import pytest
 
 from tests.doubles.scripted_hosts import build_process
+from tests.support.failing_reads import fail_to_stat
 from tests.support.waiting import wait_until
 from torchyard.machines.log_copy import LogCopy
 
@@ -58,3 +60,15 @@ def test_removed_copy_starts_again(log_copy: LogCopy, path: Path) -> None:
     path.unlink()
     assert not log_copy.write(b"two\n")
     assert log_copy.reopen() == 0
+
+
+def test_copy_that_cannot_be_read_is_tried_again_later(log_copy: LogCopy, path: Path) -> None:
+    """While the size of the copy cannot be read, no byte is requested, and the log may grow unseen."""
+    log_copy.reopen()
+    log_copy.write(b"one\n")
+    with fail_to_stat(path, errno.EACCES):
+        assert log_copy.reopen() is None
+    assert "Permission denied" in log_copy.reason
+    assert (log_copy.expects(4), log_copy.is_behind(4)) == (False, True)
+    wait_until(lambda: log_copy.is_retry_due)
+    assert (log_copy.reopen(), log_copy.is_behind(4), log_copy.reason) == (4, False, "")
