@@ -30,8 +30,8 @@ agent (the submitted program), which has its own session and writes into one pip
 waits for output, for SIGCHLD and heartbeats (SIGHUP, through a wakeup pipe) and for the lease, and ignores SIGINT and
 SIGTERM. It is a subreaper, so that the agent's orphans become its children and it can kill them.
 
-Order at the start: `starting` is written to the state and synced; the agent is forked; once it has executed the program,
-`running` is written, and `submit` returns.
+Order at the start: `starting` is written to the state and synced; the agent is forked; once it has executed the
+program, `running` is written, and `submit` returns.
 
 Order at the end: the agent has exited; every process that is left is killed; the rest of the output is read; what
 torchrun had not printed is appended to the log; `exited` is written to the state; the supervisor exits, which releases
