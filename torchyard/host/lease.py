@@ -15,6 +15,9 @@ HEARTBEAT_SIGNAL = signal.SIGHUP  # a supervisor in its own session gets it from
 _DEFAULT_GRACE_S = 10.0
 _ENDING_CHECK_INTERVAL_S = 0.2  # once SIGTERM was sent
 _MAX_COUNTED_INTERVALS = 2  # of the time between two checks: a supervisor that is late by more was stopped
+# After that a living launcher has time to open its connection again and to send a heartbeat. A longer time would let
+# the process run beside the attempt that a launcher may have started when the lease was over.
+_RECONNECTION_S = 60.0
 
 
 def heartbeat_path(folder: str) -> str:
@@ -31,7 +34,8 @@ class ProcessLease:
     be written, the supervisor gets each heartbeat as HEARTBEAT_SIGNAL instead, and calls `renew`.
 
     Only the time in which a heartbeat could have been seen counts: not that in which the supervisor was frozen with its
-    container or its virtual machine, or could not write its log, when no heartbeat could come either.
+    container or its virtual machine, or could not write its log, when no heartbeat could come either. After such a time
+    at most `_RECONNECTION_S` of the lease are left.
 
     The supervisor calls `enforce` at least every `check_interval_s` seconds. Once the lease has expired, `enforce`
     records that in the state (`abandoned`) and in the log, sends SIGTERM, and SIGKILL after `grace_s` seconds. A
@@ -65,8 +69,12 @@ class ProcessLease:
     def enforce(self, agent_pid: int, log: ProcessLog) -> None:
         """Send SIGTERM to the process once the lease has expired, and SIGKILL after the grace."""
         now = time.monotonic()
-        self._waited_s += min(now - self._checked_at, _MAX_COUNTED_INTERVALS * self.check_interval_s)
+        elapsed_s = now - self._checked_at
         self._checked_at = now
+        observed_s = min(elapsed_s, _MAX_COUNTED_INTERVALS * self.check_interval_s)
+        limit_s = self.grace_s if self.has_expired else self.lease_s
+        last_chance_s = limit_s - _RECONNECTION_S
+        self._waited_s = max(self._waited_s + observed_s, min(self._waited_s + elapsed_s, last_chance_s))
         mtime_ns = self.read_heartbeat_mtime()
         if mtime_ns is not None and mtime_ns != self.heartbeat_mtime_ns:
             self.heartbeat_mtime_ns = mtime_ns
