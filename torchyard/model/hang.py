@@ -195,6 +195,9 @@ class Hang(FrozenModel):
     is_polling: bool = Field(
         False, description="a rank that causes it polls, so that it may wait for work that is done elsewhere"
     )
+    fault_kinds: tuple[FaultClass, ...] = Field(
+        (), description="what the ranks that cause it wait for, by their own records: all ranks, if none is named"
+    )
     rank_groups: tuple[RankGroup, ...] = ()
     evidence: tuple[str, ...] = Field((), description="facts that prove it, one sentence each")
 

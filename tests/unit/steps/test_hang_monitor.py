@@ -129,6 +129,28 @@ def test_job_ends_only_by_a_proof(scripted_job: ScriptedJob, fields: dict[str, A
 
 
 @pytest.mark.parametrize("scripted_job", ["restart"], indirect=True)
+@pytest.mark.parametrize(
+    ("fields", "ends_after_s"),
+    [
+        pytest.param({}, 45, id="idle"),
+        pytest.param({"wchan": "nfs_wait_bit_killable"}, 120, id="storage"),
+        pytest.param({"wchan": "sk_wait_data"}, 300, id="another machine"),
+        pytest.param({"is_polling": True}, 300, id="polls"),
+    ],
+)
+def test_job_whose_ranks_all_wait_elsewhere_ends_as_late_as_one_rank(
+    scripted_job: ScriptedJob, fields: dict[str, Any], ends_after_s: int
+) -> None:
+    """All ranks that wait for a file server, or for another machine, may do so for as long as one rank."""
+    for seconds in range(5, 700, 5):
+        records = index_by_rank(*(build_record(rank, stalled_s=float(seconds), **fields) for rank in range(4)))
+        if scripted_job.check(records, at_s=float(seconds)):
+            break
+    assert scripted_job.monitor.hang is not None
+    assert (scripted_job.monitor.hang.kind, seconds) == ("all-waiting-outside", ends_after_s)
+
+
+@pytest.mark.parametrize("scripted_job", ["restart"], indirect=True)
 def test_proof_starts_again_after_each_activity(scripted_job: ScriptedJob) -> None:
     """A rank that is idle for 20 s again and again, and active in between, ends no job."""
     for seconds in range(5, 600, 5):

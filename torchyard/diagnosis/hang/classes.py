@@ -50,7 +50,7 @@ def get_proof_limit_s(hang: Hang) -> float:
 
     A file server that fails over, and another machine that works for this one, need minutes and show nothing here.
     """
-    limit_s = _get_class_limit_s(hang.kind)
+    limit_s = max(map(_get_class_limit_s, (hang.kind, *hang.fault_kinds)))
     return max(limit_s, _ELSEWHERE_LIMIT_S) if hang.is_polling else limit_s
 
 

@@ -67,6 +67,13 @@ class Fault(NamedTuple):
     predicate: str = ""
 
 
+class IdleClass(NamedTuple):
+    """The class of a rank that does nothing, and for how many seconds it must do nothing to hang, at least."""
+
+    kind: FaultClass
+    floor_s: float
+
+
 def diagnose_missing_rank(record: RankRecord | None, others_pause_s: float, waited_s: float) -> Fault:
     """Return the fault of one rank. `record` is None if the rank has sent none.
 
@@ -107,7 +114,7 @@ def _diagnose_running_rank(record: RankRecord, typical_pause_s: float) -> Fault:
 
 def _diagnose_idle_rank(record: RankRecord, slow_phase_limit_s: float, *, has_started: bool) -> Fault:
     """The fault of a rank that runs and is idle, now or since a while."""
-    kind, floor_s = _classify_fault(record)
+    kind, floor_s = classify_fault(record)
     if not has_started:
         floor_s = max(floor_s, START_FLOOR_S)
     if record.is_polling:
@@ -141,18 +148,18 @@ def _describe_stop(record: RankRecord) -> str:
     return "is frozen by its control group" if is_frozen(record) else "is stopped"
 
 
-def _classify_fault(record: RankRecord) -> tuple[FaultClass, float]:
-    """The class of a rank that does nothing, by the strongest evidence, and its limit in seconds."""
+def classify_fault(record: RankRecord) -> IdleClass:
+    """The class of a rank that does nothing, by the strongest evidence."""
     if record.frozen_s > MIN_FROZEN_S and record.state != "D" and not record.uses_files:
-        return "gil", BLOCKED_FLOOR_S
+        return IdleClass("gil", BLOCKED_FLOOR_S)
     if _is_in_storage(record):
         floor_s = FLUSH_FLOOR_S if _is_flushing(record) else BLOCKED_FLOOR_S
-        return "storage", floor_s
+        return IdleClass("storage", floor_s)
     if any(_LOADER_CODE.search(frame.file) for frame in record.stack):
-        return "data-loader", LOADER_FLOOR_S
+        return IdleClass("data-loader", LOADER_FLOOR_S)
     if _is_in_network(record):
-        return "network", BLOCKED_FLOOR_S
-    return "missing-rank", FLOOR_S
+        return IdleClass("network", BLOCKED_FLOOR_S)
+    return IdleClass("missing-rank", FLOOR_S)
 
 
 def _is_in_storage(record: RankRecord) -> bool:
