@@ -91,7 +91,9 @@ class RankRecord(FrozenModel):
         "wait for a processor, no bytes on connections and files, no page faults; 0 if active, or not measured",
     )
     longest_idle_s: float = Field(0.0, description="the longest idle time of this stall that ended with activity")
-    is_polling: bool = Field(False, description="the thread that trains wakes up again and again, as a loop that polls")
+    is_polling: bool = Field(
+        False, description="the thread that trains has woken up while the rank was idle, as a loop that polls"
+    )
     waits_for_device: bool = Field(
         False, description="the thread that trains is in a call that waits for a GPU; then the rank is not idle"
     )

@@ -25,6 +25,7 @@ from torchyard.diagnosis.hang.missing_ranks import (
     get_active_limit,
     has_completed_collective,
     has_ended,
+    is_polling_elsewhere,
 )
 from torchyard.diagnosis.hang.pending_collectives import (
     UNCOUNTED_CALL,
@@ -96,7 +97,7 @@ def detect_hang(
     culprits = _list_culprits(hang, current)
     updates = {
         "proven_s": _measure_proof(hang, current),
-        "is_polling": any(record.is_polling for record in culprits),
+        "is_polling": any(map(is_polling_elsewhere, culprits)),
         "fault_kinds": () if has_exclusive_calls(hang.kind) else _list_fault_kinds(culprits),
     }
     return hang.model_copy(update=updates)

@@ -117,7 +117,7 @@ def _diagnose_idle_rank(record: RankRecord, slow_phase_limit_s: float, *, has_st
     kind, floor_s = classify_fault(record)
     if not has_started:
         floor_s = max(floor_s, START_FLOOR_S)
-    if record.is_polling:
+    if is_polling_elsewhere(record):
         floor_s = max(floor_s, POLLING_FLOOR_S)
     predicate = IS_EXITING if record.is_exiting else ""
     is_certain = get_fault_facts(kind).is_certain
@@ -127,6 +127,11 @@ def _diagnose_idle_rank(record: RankRecord, slow_phase_limit_s: float, *, has_st
 def is_idle(record: RankRecord) -> bool:
     """Whether measurements prove that the rank, and its children, do nothing now."""
     return record.idle_s > 0
+
+
+def is_polling_elsewhere(record: RankRecord) -> bool:
+    """Whether a loop of the rank may wait for work elsewhere. A data loader's own loop only checks its processes."""
+    return record.is_polling and classify_fault(record).kind != "data-loader"
 
 
 def has_ended(record: RankRecord) -> bool:

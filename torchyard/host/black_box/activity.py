@@ -25,6 +25,9 @@ _MIN_FILE_BYTES_PER_S = 32768
 _RECENT_WRITE_S = 5.0  # a program that tries again and again to save writes now and then
 _MIN_SOCKET_BYTES_PER_S = 8192  # heartbeats of libraries need less
 _MIN_FAULTS_PER_S = 100.0
+# Of an idle time: before, the thread that trains may still be on its way into the call that waits. Later a single wake
+# shows a loop, because a loop may sleep for longer than a job is given to prove that it works.
+_SETTLED_S = 3.0
 # A connection is another thread's if bytes arrive on it while the thread that trains sleeps on: in so many samples, and
 # in such a share of those. NCCL's thread for diagnosis (RAS) exchanges some bytes with its peers every second.
 _MIN_BACKGROUND_SAMPLES = 3
@@ -246,6 +249,8 @@ class ActivityMeter:
     idle_s: until the last sample; 0 until two samples prove it, and after each activity.
     longest_idle_s: the longest idle time of this stall that ended with activity.
     activity: between the last two samples; None until there are two.
+    is_polling: whether the thread that trains was woken between the last two samples, or since it has settled in the
+    current idle time.
     has_written_recently: whether files were written in the last seconds of this stall.
     """
 
@@ -261,6 +266,8 @@ class ActivityMeter:
         self.activity: Activity | None = None
         self.longest_idle_s = 0.0
         self.idle_s = 0.0
+        self.is_polling = False
+        self._has_polled = False  # in the current idle time
         self.has_written_recently = False
         self._written_at = -math.inf
 
@@ -279,6 +286,7 @@ class ActivityMeter:
         if previous is None or sample.taken_at - previous.taken_at > _MAX_GAP_S:
             self._idle_since = sample.taken_at
             self.idle_s = 0.0
+            self._has_polled = False
             return
         self.activity = compare_samples(previous, sample, self._background.list_connections())
         self._background.add(previous, sample)
@@ -288,6 +296,10 @@ class ActivityMeter:
         if self.activity.is_active:
             self.longest_idle_s = max(self.longest_idle_s, self.idle_s)
             self._idle_since = sample.taken_at
+            self._has_polled = False
+        elif self.activity.is_polling and self.idle_s >= _SETTLED_S:
+            self._has_polled = True
+        self.is_polling = self.activity.is_polling or self._has_polled
         self.idle_s = sample.taken_at - self._idle_since
 
 

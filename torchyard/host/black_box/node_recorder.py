@@ -225,7 +225,7 @@ class NodeRecorder:
         )
         if watch.meter.activity:
             details["uses_files"] = watch.meter.activity.uses_files
-            details["is_polling"] = watch.meter.activity.is_polling
+            details["is_polling"] = watch.meter.is_polling
             if watch.meter.activity.waits_for_device:
                 details["waits_for_device"] = True
         if watch.meter.has_written_recently:

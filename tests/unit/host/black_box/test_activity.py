@@ -208,6 +208,24 @@ def test_connection_of_a_loop_that_always_polls_is_its_own() -> None:
     assert meter.idle_s == 0.0
 
 
+@pytest.mark.parametrize(
+    ("wakes", "is_polling"),
+    [
+        pytest.param([1, 0, 0, 0, 0, 0], False, id="goes to sleep for good"),
+        pytest.param([0, 0, 0, 0, 1, 0, 0], True, id="was woken some seconds ago"),
+        pytest.param([0, 0, 0, 0, 1], True, id="was woken just now"),
+    ],
+)
+def test_thread_that_was_woken_while_it_was_idle_polls(wakes: list[int], is_polling: bool) -> None:
+    """A loop that sleeps for seconds polls also between its wakes, for as long as the rank is idle."""
+    meter = ActivityMeter(PID)
+    for second in range(len(wakes) + 1):
+        meter.add(build_sample(float(second), wakes=sum(wakes[:second])))
+    assert (meter.is_polling, meter.idle_s) == (is_polling, len(wakes))
+    meter.add(build_sample(len(wakes) + 1.0, wakes=sum(wakes), minor_faults={PID: 100_000}))
+    assert meter.is_polling is False
+
+
 def test_time_without_samples_is_not_idle() -> None:
     """A recorder that could not run for many seconds has not observed the rank."""
     meter = ActivityMeter(PID)

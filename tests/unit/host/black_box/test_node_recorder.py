@@ -185,6 +185,17 @@ def test_rank_that_waits_in_nccl_is_printed_as_one_that_is_idle(node: Node, monk
     assert max(later - earlier for earlier, later in pairwise(times)) <= 10
 
 
+def test_poll_some_seconds_ago_is_printed(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that was woken while it was idle polls in all later records of that idle time."""
+    waiting = Activity(is_active=False, uses_files=False, is_polling=False)
+    woken_at = node.start + 6.0
+    monkeypatch.setattr(
+        activity, "compare_samples", lambda _, after, __: waiting._replace(is_polling=after.taken_at == woken_at)
+    )
+    records = [record for elapsed_s in range(9) for record in node.poll(elapsed_s, moved=node.start)]
+    assert [record.stalled_s for record in records if record.is_polling] == [6.0, 7.0, 8.0]
+
+
 def test_wait_for_a_gpu_is_printed(node: Node) -> None:
     """The record of a rank that waits for its GPU shows it, and that the rank is not idle."""
     frame = {"function": "synchronize", "file": "/v/site-packages/torch/cuda/__init__.py", "line": 1162}
