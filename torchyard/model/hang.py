@@ -83,7 +83,8 @@ class RankRecord(FrozenModel):
     )
     is_exiting: bool = Field(False, description="the program has ended or failed, and waits for its other threads")
     state: str = Field(
-        "", description="of the thread that trains, as in /proc: R, S, D, T, Z; empty in a stall if it has ended"
+        "",
+        description="of the thread that trains, as in /proc: R, S, D, T, Z, ?; empty in a stall if the rank has ended",
     )
     idle_s: float = Field(
         0.0,

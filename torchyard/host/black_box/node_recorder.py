@@ -162,7 +162,7 @@ class NodeRecorder:
 
     def _choose_kind(self, watch: _RankWatch, record: Json, now: float) -> str | None:
         """The kind of line that is due for a rank; `healthy` if it belongs into the next pulse; None if none is."""
-        if not processes.read_state(watch.pid):
+        if processes.has_ended(watch.pid):
             watch.has_ended = True
             return "end"
         if record.get("raised_after") is not None and not watch.has_raised:

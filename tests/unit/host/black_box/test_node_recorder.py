@@ -1,5 +1,6 @@
 """NodeRecorder: which records of a node's ranks it prints, and when."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -15,7 +16,7 @@ import pytest
 from tests.support.waiting import wait_until
 from torchyard.diagnosis.hang import judge
 from torchyard.diagnosis.hang.records import parse_records
-from torchyard.host.black_box import activity, node_recorder
+from torchyard.host.black_box import activity, node_recorder, processes
 from torchyard.host.black_box.activity import Activity
 from torchyard.host.black_box.node_recorder import NodeRecorder
 from torchyard.host.black_box.processes import read_state
@@ -263,6 +264,20 @@ def test_end_of_a_rank_is_printed_once(node: Node) -> None:
     (record,) = node.poll(1, collectives=0, program_world=1)
     assert (record.kind, record.collectives, record.program_world) == ("end", 0, 1)
     assert node.poll(2) == []
+
+
+def test_failed_read_is_no_end(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that has run out of descriptors for a moment does not end a rank, whose later stalls are printed."""
+    node.poll(0)
+
+    def fail_to_open(path: str) -> str:
+        raise OSError(errno.ENFILE, os.strerror(errno.ENFILE), path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(processes, "_read_text", fail_to_open)
+        assert node.poll(1) == []
+        assert [record.state for record in node.poll(3, moved=node.start)] == ["?"]
+    assert [record.kind for record in node.poll(5, moved=node.start)] == ["stall"]
 
 
 def test_end_is_printed_when_the_agent_ends(tmp_path: Path, node: Node) -> None:
