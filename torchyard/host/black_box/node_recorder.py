@@ -322,7 +322,8 @@ def encode_record(record: Json) -> bytes:
 def _format_line(record: Json) -> bytes:
     """The record as a line that fits into one write to a pipe.
 
-    To shorten it, outer frames are left out first, then members of groups, connections, groups, and the stack.
+    To shorten it, outer frames are left out first, then members of groups, connections, groups, at last the one in
+    which the rank waits, and the stack.
     """
     while True:
         line = encode_record(record)
@@ -339,6 +340,8 @@ def _format_line(record: Json) -> bytes:
         elif record.get("links"):
             record = dict(record, links=[])
         elif groups:
-            record = dict(record, groups=dict(list(groups.items())[:-1]))
+            pending_group = (record.get("pending") or {}).get("group")
+            names = sorted(groups, key=lambda name: name != pending_group)
+            record = dict(record, groups={name: groups[name] for name in names[:-1]})
         else:
             record = dict(record, stack=[], pending=None)

@@ -155,10 +155,10 @@ class RankRecorder:
         group = call["unrecorded"]
         if group is None:
             return None
-        ranks = torch_facts.choose_listed_ranks(group["name"], group["ranks"], self._world)
-        progress = groups.setdefault(group["name"], {"ranks": ranks, "enqueued": 0, "completed": 0})
+        ranks = torch_facts.list_ranks(group, self._world)
+        progress = groups.setdefault(group, {"ranks": ranks, "enqueued": 0, "completed": 0})
         pending = {
-            "group": group["name"],
+            "group": group,
             "sequence": progress["enqueued"] + 1,
             "operation": call["operation"],
         }
@@ -176,7 +176,15 @@ class RankRecorder:
                 entries = torch_facts.list_entries()
                 self._oldest_wait = torch_facts.find_oldest_wait(entries, groups)
                 self._settled_groups = torch_facts.list_settled_groups(entries, groups)
-        return self._oldest_wait
+        wait = self._oldest_wait
+        if wait and wait["group"] not in groups:
+            # Without its members, only the ranks that wait would seem to be in the group.
+            groups[wait["group"]] = {
+                "ranks": torch_facts.list_ranks(wait["group"], self._world),
+                "enqueued": wait["sequence"],
+                "completed": wait["sequence"] - 1,
+            }
+        return wait
 
 
 def _read_store_port() -> int:

@@ -306,6 +306,14 @@ def test_many_groups_fit_into_a_line(node: Node) -> None:
     assert (len(record.stack), record.groups["0"].enqueued) == (8, 5)
 
 
+def test_group_in_which_the_rank_waits_stays_in_the_line(node: Node) -> None:
+    """Groups that do not fit into a line are left out, but not the one whose members show whom the rank waits for."""
+    groups = {f"{name:040}": {"ranks": [0, 1], "enqueued": 5, "completed": 5} for name in range(60)}
+    pending = {"group": max(groups), "sequence": 6, "operation": "barrier"}
+    (record,) = node.poll(4.5, moved=node.start, groups=groups, pending=pending)
+    assert (max(groups) in record.groups, len(record.groups) < 60) == (True, True)
+
+
 def test_frozen_rank_gets_no_signal(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """The recorder sends no signal to a rank whose thread does not run: the program may handle any signal itself."""
     signals: list[int] = []

@@ -149,13 +149,27 @@ def test_call_that_blocks_before_torch_records_it_is_pending(
     rank: ScriptedRank, monkeypatch: pytest.MonkeyPatch, group: str, pending: dict[str, object]
 ) -> None:
     """NCCL's first call in a group blocks until all ranks have connected: it is the next call of that group."""
-    call = {"operation": "gather", "root": 2, "unrecorded": {"name": group, "ranks": [0, 1]}}
+    call = {"operation": "gather", "root": 2, "unrecorded": group}
     monkeypatch.setattr(torch_facts, "list_entries", list)
+    monkeypatch.setattr(torch_facts, "_list_members", lambda: {"7": [0, 1]})
     monkeypatch.setattr(torch_facts, "find_call", lambda frames: call)
     rank.tick(1, 3, 3)
     record = rank.tick(5, 3, 3)
     assert record["pending"] == pending
     assert record["groups"]["7"]["ranks"] == [0, 1] if group == "7" else "7" not in record["groups"]
+
+
+def test_pending_group_has_its_members_before_it_is_counted(
+    rank: ScriptedRank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call that torch has recorded, and not counted, is in a group with all its members, not in one of waiters."""
+    call = {"process_group": ["7", "dp"], "pg_id": 1, "collective_seq_id": 1, "profiling_name": "gloo:barrier"}
+    monkeypatch.setattr(torch_facts, "list_entries", lambda: [call])
+    monkeypatch.setattr(torch_facts, "_list_members", lambda: {"7": [0, 1]})
+    rank.tick(1, 3, 3)
+    record = rank.tick(5, 3, 3)
+    assert record["pending"]["group"] == "7"
+    assert record["groups"]["7"] == {"ranks": [0, 1], "enqueued": 1, "completed": 0}
 
 
 def test_call_that_torch_has_not_counted_is_complete(rank: ScriptedRank, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -195,7 +195,46 @@ def test_group_of_a_call_that_nccl_has_not_recorded(
     monkeypatch.setitem(sys.modules, "torch.distributed.distributed_c10d", SimpleNamespace(_world=world))
     monkeypatch.setitem(sys.modules, "torch._C._distributed_c10d", SimpleNamespace(**{dump: None}))
     call: Any = torch_facts.find_call([enter_collective("all_reduce(tensor, group=None)", None, "mine")])
-    assert call["unrecorded"] == ({"name": "7", "ranks": [2, 3]} if has_group else None)
+    assert call["unrecorded"] == ("7" if has_group else None)
+
+
+def dump_calls(name: str, count: int) -> Any:
+    """A dump of torch's flight recorder: its group 0, called `name`, has so many calls."""
+    status = {"0": {"last_enqueued_collective": str(count), "last_completed_collective": str(count)}}
+    entries = [{"pg_id": 0, "process_group": [name, "undefined"]}]
+    return lambda has_entries, _: json.dumps({"pg_status": status, "entries": entries if has_entries else []})
+
+
+@pytest.mark.parametrize(
+    ("backends", "gloo_group", "counts"),
+    [
+        ({"0": "nccl", "1": "gloo"}, "1", {"0": 60, "1": 5}),
+        ({"0": "cpu:gloo,cuda:nccl"}, "0", {"0": 60, "0 of gloo": 5}),
+        ({"0": "undefined"}, "0", {"0": 60, "0 of gloo": 5}),
+    ],
+    ids=["two groups", "one group of both", "one group without a backend"],
+)
+def test_backends_number_their_groups_alone(
+    monkeypatch: pytest.MonkeyPatch, backends: dict[str, str], gloo_group: str, counts: dict[str, int]
+) -> None:
+    """NCCL's group 0 is another than gloo's, and a group of both backends has two counts."""
+    world = SimpleNamespace(
+        pg_names={name: name for name in backends},
+        pg_map={name: (backend, None) for name, backend in backends.items()},
+        pg_group_ranks={name: {0: 0, 1: 1} for name in backends},
+    )
+    core = SimpleNamespace(
+        ProcessGroupNCCL=object,
+        _dump_fr_trace_json=dump_calls(gloo_group, 5),
+        _dump_nccl_trace_json=dump_calls("0", 60),
+    )
+    c10d = SimpleNamespace(_world=world, is_initialized=lambda: True)
+    monkeypatch.setitem(sys.modules, "torch.distributed.distributed_c10d", c10d)
+    monkeypatch.setitem(sys.modules, "torch._C._distributed_c10d", core)
+    groups = torch_facts.GroupNames().build_groups(torch_facts.count_collectives(), 4)
+    assert {name: (group["enqueued"], group["ranks"]) for name, group in groups.items()} == {
+        name: (count, [0, 1]) for name, count in counts.items()
+    }
 
 
 def test_group_without_this_rank_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
