@@ -117,6 +117,11 @@ class RankRecord(FrozenModel):
         description="when the program was last seen without the exception that has ended it, in seconds since the "
         "epoch, by the node's clock; None if no exception has",
     )
+    waits: tuple[str, ...] = Field(
+        (),
+        description="states and kernel functions of all threads of the rank and its children, while it is idle: "
+        "`D folio_wait_bit_common`",
+    )
     links: tuple[Link, ...] = ()
     full_mount: str = Field(
         "", description="mount point of a file system of the node that has recently become full; empty if none"

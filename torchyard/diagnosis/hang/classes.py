@@ -56,11 +56,11 @@ def get_proof_limit_s(hang: Hang) -> float:
 
 def _get_class_limit_s(kind: HangClass) -> float:
     match kind:
-        case "missing-rank" | "stopped" | "gil" | "data-loader":
+        case "missing-rank" | "stopped" | "gil":
             return 30.0
         case "collective-mismatch" | "deadlock-between-groups" | "all-waiting-outside" | "unknown":
             return 30.0
-        case "storage":
+        case "storage" | "data-loader":  # what a loader's processes wait for is mostly a file
             return 120.0
         case "network":
             return _ELSEWHERE_LIMIT_S

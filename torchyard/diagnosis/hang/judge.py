@@ -20,12 +20,12 @@ from torchyard.diagnosis.hang.missing_ranks import (
     FLOOR_S,
     PAUSE_FACTOR,
     Fault,
-    classify_fault,
     diagnose_missing_rank,
     get_active_limit,
     has_completed_collective,
     has_ended,
     is_polling_elsewhere,
+    list_wait_kinds,
 )
 from torchyard.diagnosis.hang.pending_collectives import (
     UNCOUNTED_CALL,
@@ -111,9 +111,12 @@ def _list_culprits(hang: Hang, records: Mapping[int, RankRecord]) -> list[RankRe
 
 
 def _list_fault_kinds(records: Iterable[RankRecord]) -> tuple[FaultClass, ...]:
-    """What ranks that run wait for, by their own records, in order."""
-    running_records = [record for record in records if not has_ended(record) and not is_stopped(record)]
-    return tuple(sorted({classify_fault(record).kind for record in running_records}))
+    """What ranks that run wait for, in any of their threads and children, by their own records, in order."""
+    kinds: set[FaultClass] = set()
+    for record in records:
+        if not has_ended(record) and not is_stopped(record):
+            kinds |= list_wait_kinds(record)
+    return tuple(sorted(kinds))
 
 
 def _measure_proof(hang: Hang, records: Mapping[int, RankRecord]) -> float:

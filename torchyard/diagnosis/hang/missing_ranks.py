@@ -167,6 +167,18 @@ def classify_fault(record: RankRecord) -> IdleClass:
     return IdleClass("missing-rank", FLOOR_S)
 
 
+def list_wait_kinds(record: RankRecord) -> set[FaultClass]:
+    """The classes of all that an idle rank may wait for: also of the files and machines of its other threads."""
+    kinds = {classify_fault(record).kind}
+    for wait in record.waits:
+        state, _, wchan = wait.partition(" ")
+        if state == "D" or _FILE_WCHAN.search(wchan):
+            kinds.add("storage")
+        elif _NETWORK_WCHAN.search(wchan):
+            kinds.add("network")
+    return kinds
+
+
 def _is_in_storage(record: RankRecord) -> bool:
     """Whether the main thread reads or writes files, by the process's state, its kernel function or its stack."""
     files = [frame.file for frame in record.stack]

@@ -9,7 +9,7 @@ import contextlib
 import math
 import os
 import re
-from typing import Any, Dict, FrozenSet, NamedTuple, Set, Tuple
+from typing import Any, Dict, FrozenSet, List, NamedTuple, Set, Tuple
 
 from . import processes, socket_bytes
 from .stacks import is_device_wait
@@ -37,6 +37,7 @@ _LIBRARY_THREADS = re.compile(r"gloo|pt_gloo|pt_nccl|nccl|cuda|pt_tcpstore|pt_el
 # The kernel's functions that wait for a GPU or another accelerator. What the device does meanwhile is not visible from
 # here: a wait that blocks uses no processor, however long the device works.
 _DEVICE_WCHAN = re.compile(r"kfd_|amdgpu|nvidia|habana|dma_fence")
+_MAX_WAITS = 12  # with different functions
 _ThreadKey = Tuple[int, int]  # the process and the thread
 
 
@@ -81,6 +82,7 @@ class Sample:
     store: what those of torch and of the recorder use is not counted. What has ended, or a kernel does not count, is 0;
     `is_complete` is False if a process of another user hides its counters. `waits_for_device`: the thread that trains
     is in a call that waits for a GPU, by its stack in `record` or by the kernel; `has_device_thread`: another one is.
+    `waits`: the states of the threads that do not run, each with the kernel function: `D folio_wait_bit_common`.
     """
 
     def __init__(self, taken_at: float, pid: int, record: dict[str, Any]) -> None:
@@ -93,6 +95,7 @@ class Sample:
         self.major_faults: Dict[int, int] = {}
         self.file_bytes: Dict[int, int] = {}  # read and written
         self.written_bytes: Dict[int, int] = {}
+        self.waits: Set[str] = set()
         self.wakes = _read_wakes(pid, record["trainer"])
         self.waits_for_device = _waits_for_device(record, processes.read_wchan(pid, record["trainer"]))
         self.has_device_thread = bool(record.get("device_thread"))
@@ -134,6 +137,8 @@ class Sample:
                     queued_s = int(counters[1]) / 1e9
                     runs = int(counters[2])
                 self.threads[pid, thread] = ThreadSample(processor_s, queued_s, runs, fields[0] == "R")
+                if fields[0] != "R":
+                    self.waits.add("%s %s" % (fields[0], processes.read_wchan(pid, thread)))
 
     def _read_io(self, path: str) -> _IoBytes:
         """What a process or thread has read and written; 0 if that cannot be read."""
@@ -251,6 +256,7 @@ class ActivityMeter:
     activity: between the last two samples; None until there are two.
     is_polling: whether the thread that trains was woken between the last two samples, or since it has settled in the
     current idle time.
+    waits: those of the last sample, at most `_MAX_WAITS`, the waits for devices first.
     has_written_recently: whether files were written in the last seconds of this stall.
     """
 
@@ -267,6 +273,7 @@ class ActivityMeter:
         self.longest_idle_s = 0.0
         self.idle_s = 0.0
         self.is_polling = False
+        self.waits: List[str] = []
         self._has_polled = False  # in the current idle time
         self.has_written_recently = False
         self._written_at = -math.inf
@@ -283,6 +290,7 @@ class ActivityMeter:
         """Add a sample, and compare it with the one before."""
         previous = self._last_sample
         self._last_sample = sample
+        self.waits = sorted(sample.waits)[:_MAX_WAITS]
         if previous is None or sample.taken_at - previous.taken_at > _MAX_GAP_S:
             self._idle_since = sample.taken_at
             self.idle_s = 0.0

@@ -223,6 +223,8 @@ class NodeRecorder:
             links=processes.list_retransmitting_links(watch.pid),
             full_mount=self._disks.find_newly_full(),
         )
+        if watch.meter.idle_s > 0:
+            details["waits"] = watch.meter.waits
         if watch.meter.activity:
             details["uses_files"] = watch.meter.activity.uses_files
             details["is_polling"] = watch.meter.is_polling
@@ -322,8 +324,8 @@ def encode_record(record: Json) -> bytes:
 def _format_line(record: Json) -> bytes:
     """The record as a line that fits into one write to a pipe.
 
-    To shorten it, outer frames are left out first, then members of groups, connections, groups, at last the one in
-    which the rank waits, and the stack.
+    To shorten it, outer frames are left out first, then members of groups, connections, waits, groups, at last the one
+    in which the rank waits, and the stack.
     """
     while True:
         line = encode_record(record)
@@ -339,6 +341,8 @@ def _format_line(record: Json) -> bytes:
             record = dict(record, groups=shortened_groups)
         elif record.get("links"):
             record = dict(record, links=[])
+        elif record.get("waits"):
+            record = dict(record, waits=[])
         elif groups:
             pending_group = (record.get("pending") or {}).get("group")
             names = sorted(groups, key=lambda name: name != pending_group)

@@ -13,16 +13,18 @@ from typing import Any
 
 import pytest
 
+from tests.processes.python_commands import running_python
 from tests.support.waiting import wait_until
 from torchyard.diagnosis.hang import judge
 from torchyard.diagnosis.hang.records import parse_records
 from torchyard.host.black_box import activity, node_recorder, processes
 from torchyard.host.black_box.activity import Activity
 from torchyard.host.black_box.node_recorder import NodeRecorder
-from torchyard.host.black_box.processes import read_state
+from torchyard.host.black_box.processes import read_state, read_wchan
 from torchyard.host.black_box.slot import RecordSlot
 from torchyard.model.hang import RECORD_PREFIX, RankRecord
 
+WAIT_FOR_FIFO = "wait_for_partner"
 FRAME = {"function": "load", "file": "/app/train.py", "line": 88}
 
 
@@ -184,6 +186,16 @@ def test_rank_that_waits_in_nccl_is_printed_as_one_that_is_idle(node: Node, monk
     times = [elapsed_s for elapsed_s in range(2, 70) if node.poll(elapsed_s, moved=node.start, groups=waiting)]
     assert times[:5] == [2, 3, 4, 5, 6]
     assert max(later - earlier for earlier, later in pairwise(times)) <= 10
+
+
+def test_waits_of_children_are_printed_while_the_rank_is_idle(node: Node, tmp_path: Path) -> None:
+    """The record of an idle rank contains in which kernel functions its children sleep: one may wait for a file."""
+    os.mkfifo(tmp_path / "fifo")
+    code = f"import subprocess; subprocess.run(['cat', {str(tmp_path / 'fifo')!r}])"
+    with running_python(code) as pid:
+        wait_until(lambda: any(read_wchan(child, child) == WAIT_FOR_FIFO for child in activity.list_descendants(pid)))
+        printed = [node.poll(elapsed_s, moved=node.start, pid=pid, trainer=pid) for elapsed_s in (1.0, 2.0, 3.0)]
+    assert f"S {WAIT_FOR_FIFO}" in printed[-1][0].waits
 
 
 def test_poll_some_seconds_ago_is_printed(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
