@@ -117,7 +117,7 @@ class RankRecord(FrozenModel):
         description="when the program was last seen without the exception that has ended it, in seconds since the "
         "epoch, by the node's clock; None if no exception has",
     )
-    waits: tuple[str, ...] = Field(
+    kernel_waits: tuple[str, ...] = Field(
         (),
         description="states and kernel functions of all threads of the rank and its children, while it is idle: "
         "`D folio_wait_bit_common`",

@@ -117,10 +117,10 @@ def test_work_before_an_idle_moment_ends_no_job(scripted_job: ScriptedJob) -> No
         pytest.param({"wchan": "sk_wait_data"}, 300, id="another machine"),
         pytest.param({"is_polling": True}, 300, id="polls"),
         pytest.param({"stack": LOADER}, 120, id="data loader"),
-        pytest.param({"waits": ("D rpc_wait_bit_killable", "S do_wait")}, 120, id="storage in a child"),
-        pytest.param({"waits": ("S do_wait", "S fifo_open")}, 120, id="FIFO in a child"),
-        pytest.param({"waits": ("S do_wait", "S sk_wait_data")}, 300, id="another machine in a child"),
-        pytest.param({"waits": ("S do_wait", "S futex_do_wait")}, 35, id="a lock in a child"),
+        pytest.param({"kernel_waits": ("D rpc_wait_bit_killable", "S do_wait")}, 120, id="storage in a child"),
+        pytest.param({"kernel_waits": ("S do_wait", "S fifo_open")}, 120, id="FIFO in a child"),
+        pytest.param({"kernel_waits": ("S do_wait", "S sk_wait_data")}, 300, id="another machine in a child"),
+        pytest.param({"kernel_waits": ("S do_wait", "S futex_do_wait")}, 35, id="a lock in a child"),
     ],
 )
 def test_job_ends_only_by_a_proof(scripted_job: ScriptedJob, fields: dict[str, Any], ends_after_s: int | None) -> None:

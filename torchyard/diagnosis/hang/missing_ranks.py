@@ -170,7 +170,7 @@ def classify_fault(record: RankRecord) -> IdleClass:
 def list_wait_kinds(record: RankRecord) -> set[FaultClass]:
     """The classes of all that an idle rank may wait for: also of the files and machines of its other threads."""
     kinds = {classify_fault(record).kind}
-    for wait in record.waits:
+    for wait in record.kernel_waits:
         state, _, wchan = wait.partition(" ")
         if state == "D" or _FILE_WCHAN.search(wchan):
             kinds.add("storage")

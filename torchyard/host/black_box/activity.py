@@ -9,7 +9,7 @@ import contextlib
 import math
 import os
 import re
-from typing import Any, Dict, FrozenSet, List, NamedTuple, Set, Tuple
+from typing import Any, Collection, Dict, FrozenSet, List, NamedTuple, Set, Tuple
 
 from . import processes, socket_bytes
 from .stacks import is_device_wait
@@ -78,11 +78,11 @@ class _IoBytes(NamedTuple):
 class Sample:
     """What a rank and its descendants have used so far, read from /proc when the sample is made.
 
-    `record`: the rank's, with the numbers of its recorder's thread and of the thread that trains, and the port of its
+    `record`: the rank's, with the numbers of the recorders' threads and of the thread that trains, and the port of its
     store: what those of torch and of the recorder use is not counted. What has ended, or a kernel does not count, is 0;
     `is_complete` is False if a process of another user hides its counters. `waits_for_device`: the thread that trains
     is in a call that waits for a GPU, by its stack in `record` or by the kernel; `has_device_thread`: another one is.
-    `waits`: the states of the threads that do not run, each with the kernel function: `D folio_wait_bit_common`.
+    `kernel_waits`: the states of the threads that do not run, each with the kernel function: `D folio_wait_bit_common`.
     """
 
     def __init__(self, taken_at: float, pid: int, record: dict[str, Any]) -> None:
@@ -95,18 +95,19 @@ class Sample:
         self.major_faults: Dict[int, int] = {}
         self.file_bytes: Dict[int, int] = {}  # read and written
         self.written_bytes: Dict[int, int] = {}
-        self.waits: Set[str] = set()
+        self.kernel_waits: Set[str] = set()
         self.wakes = _read_wakes(pid, record["trainer"])
         self.waits_for_device = _waits_for_device(record, processes.read_wchan(pid, record["trainer"]))
         self.has_device_thread = bool(record.get("device_thread"))
-        recorder_thread = record["tid"]
+        recorder_threads = record["recorder_threads"]
         pids = [pid, *list_descendants(pid)]
         for process in pids:
             self._add_process(process)
-            self._add_threads(process, recorder_thread if process == pid else 0)
-        recorder_io = self._read_io("/proc/%d/task/%d/io" % (pid, recorder_thread))
-        self.file_bytes[pid] -= sum(recorder_io)
-        self.written_bytes[pid] -= recorder_io.written
+            self._add_threads(process, recorder_threads if process == pid else ())
+        for thread in recorder_threads:
+            recorder_io = self._read_io("/proc/%d/task/%d/io" % (pid, thread))
+            self.file_bytes[pid] -= sum(recorder_io)
+            self.written_bytes[pid] -= recorder_io.written
         self.socket_bytes = socket_bytes.count_bytes(pids, record["store_port"])
 
     def _add_process(self, pid: int) -> None:
@@ -119,12 +120,12 @@ class Sample:
             self.major_faults[pid] = int(fields[9]) + int(fields[10])
             self.processor_s[pid] = sum(map(int, fields[11:15])) / _TICKS_PER_S
 
-    def _add_threads(self, pid: int, recorder_thread: int) -> None:
+    def _add_threads(self, pid: int, recorder_threads: Collection[int]) -> None:
         for thread in map(int, _list_folder("/proc/%d/task" % pid)):
             with contextlib.suppress(OSError, IndexError, ValueError):
                 name, fields = _read_stat("/proc/%d/task/%d/stat" % (pid, thread))
                 processor_s = (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
-                if thread == recorder_thread or _LIBRARY_THREADS.match(name):
+                if thread in recorder_threads or _LIBRARY_THREADS.match(name):
                     self.library_processor_s[pid, thread] = processor_s
                     self.minor_faults[pid] -= int(fields[7])
                     self.major_faults[pid] -= int(fields[9])
@@ -138,7 +139,7 @@ class Sample:
                     runs = int(counters[2])
                 self.threads[pid, thread] = ThreadSample(processor_s, queued_s, runs, fields[0] == "R")
                 if fields[0] != "R":
-                    self.waits.add("%s %s" % (fields[0], processes.read_wchan(pid, thread)))
+                    self.kernel_waits.add("%s %s" % (fields[0], processes.read_wchan(pid, thread)))
 
     def _read_io(self, path: str) -> _IoBytes:
         """What a process or thread has read and written; 0 if that cannot be read."""
@@ -256,7 +257,7 @@ class ActivityMeter:
     activity: between the last two samples; None until there are two.
     is_polling: whether the thread that trains was woken between the last two samples, or since it has settled in the
     current idle time.
-    waits: those of the last sample, at most `_MAX_WAITS`, the waits for devices first.
+    kernel_waits: those of the last sample, at most `_MAX_WAITS`, the waits for devices first.
     has_written_recently: whether files were written in the last seconds of this stall.
     """
 
@@ -273,7 +274,7 @@ class ActivityMeter:
         self.longest_idle_s = 0.0
         self.idle_s = 0.0
         self.is_polling = False
-        self.waits: List[str] = []
+        self.kernel_waits: List[str] = []
         self._has_polled = False  # in the current idle time
         self.has_written_recently = False
         self._written_at = -math.inf
@@ -290,7 +291,7 @@ class ActivityMeter:
         """Add a sample, and compare it with the one before."""
         previous = self._last_sample
         self._last_sample = sample
-        self.waits = sorted(sample.waits)[:_MAX_WAITS]
+        self.kernel_waits = sorted(sample.kernel_waits)[:_MAX_WAITS]
         if previous is None or sample.taken_at - previous.taken_at > _MAX_GAP_S:
             self._idle_since = sample.taken_at
             self.idle_s = 0.0

@@ -224,7 +224,7 @@ class NodeRecorder:
             full_mount=self._disks.find_newly_full(),
         )
         if watch.meter.idle_s > 0:
-            details["waits"] = watch.meter.waits
+            details["kernel_waits"] = watch.meter.kernel_waits
         if watch.meter.activity:
             details["uses_files"] = watch.meter.activity.uses_files
             details["is_polling"] = watch.meter.is_polling
@@ -324,8 +324,8 @@ def encode_record(record: Json) -> bytes:
 def _format_line(record: Json) -> bytes:
     """The record as a line that fits into one write to a pipe.
 
-    To shorten it, outer frames are left out first, then members of groups, connections, waits, groups, at last the one
-    in which the rank waits, and the stack.
+    To shorten it, outer frames are left out first, then members of groups, connections, kernel functions, groups, at
+    last the one in which the rank waits, and the stack.
     """
     while True:
         line = encode_record(record)
@@ -341,8 +341,8 @@ def _format_line(record: Json) -> bytes:
             record = dict(record, groups=shortened_groups)
         elif record.get("links"):
             record = dict(record, links=[])
-        elif record.get("waits"):
-            record = dict(record, waits=[])
+        elif record.get("kernel_waits"):
+            record = dict(record, kernel_waits=[])
         elif groups:
             pending_group = (record.get("pending") or {}).get("group")
             names = sorted(groups, key=lambda name: name != pending_group)

@@ -1,7 +1,9 @@
 """What a rank does, from two samples of /proc, and for how long it has provably done nothing."""
 
+import os
 import socket
 import time
+from collections.abc import Sequence
 
 import pytest
 
@@ -15,6 +17,9 @@ BESIDE_A_THREAD = f"import threading; threading.Thread(target=exec, args=({POLLI
 LOCKED = f"import threading; LOCK = threading.Lock(); LOCK.acquire(); {BESIDE_A_THREAD}"
 COMPUTING = "while True: pass"
 READING = "import os\nwhile True: os.pread(os.open('/proc/self/exe', 0), 65536, 0); os.closerange(3, 9)"
+READING_SLOWLY = (
+    "import os, time\nf = os.open('/proc/self/exe', 0)\nwhile True: os.pread(f, 65536, 0); time.sleep(0.05)"
+)
 WRITING = "import os\nwhile True: os.write(1, b'x' * 65536)"
 FAULTING = "import mmap, time\nwhile True:\n  m = mmap.mmap(-1, 1 << 20); m.write(bytes(1 << 20)); time.sleep(0.05)"
 WITH_BUSY_CHILD = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {COMPUTING!r}]).wait()"
@@ -23,14 +28,14 @@ WITH_SHORT_CHILDREN = "import subprocess, sys\nwhile True: subprocess.run([sys.e
 PID = 7
 
 
-def take_sample(pid: int) -> Sample:
-    return Sample(time.monotonic(), pid, {"tid": 0, "trainer": pid, "store_port": 0})
+def take_sample(pid: int, recorder_threads: Sequence[int] = ()) -> Sample:
+    return Sample(time.monotonic(), pid, {"recorder_threads": recorder_threads, "trainer": pid, "store_port": 0})
 
 
-def measure(pid: int) -> Activity:
-    before = take_sample(pid)
+def measure(pid: int, recorder_threads: Sequence[int] = ()) -> Activity:
+    before = take_sample(pid, recorder_threads)
     time.sleep(0.5)
-    return compare_samples(before, take_sample(pid))
+    return compare_samples(before, take_sample(pid, recorder_threads))
 
 
 @pytest.mark.parametrize(
@@ -65,6 +70,18 @@ def test_process_that_waits_is_idle(code: str, is_polling: bool) -> None:
         assert measure(pid) == Activity(is_active=False, uses_files=False, is_polling=is_polling)
 
 
+def test_recorders_in_the_rank_are_no_activity() -> None:
+    """What the recorders' own threads read, in a rank without an agent, is not the rank's: also of several threads."""
+    code = (
+        f"import threading\nfor _ in range(2): threading.Thread(target=exec, args=({READING_SLOWLY!r}, {{}})).start()"
+    )
+    with running_python(code) as pid:
+        wait_until(lambda: len(os.listdir(f"/proc/{pid}/task")) == 3)
+        threads = [int(thread) for thread in os.listdir(f"/proc/{pid}/task") if int(thread) != pid]
+        wait_until(lambda: not measure(pid, threads).is_active)
+        assert measure(pid, threads[:1]).uses_files
+
+
 def test_process_that_downloads_slowly_is_active() -> None:
     """A process that waits for a slow server, and receives some kilobytes now and then, is active."""
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -88,7 +105,7 @@ def test_process_that_downloads_slowly_is_active() -> None:
 )
 def test_process_that_waits_for_its_gpu_is_active(path: str, function: str, is_active: bool) -> None:
     """A blocking wait for a GPU uses no processor, and nothing here shows whether the GPU works."""
-    record = {"tid": 0, "store_port": 0, "stack": [{"function": function, "file": path, "line": 231}]}
+    record = {"recorder_threads": [], "store_port": 0, "stack": [{"function": function, "file": path, "line": 231}]}
     with running_python(WAITING) as pid:
         wait_until(lambda: not measure(pid).is_active)
         before, after = (Sample(taken_at, pid, record | {"trainer": pid}) for taken_at in (1.0, 1.5))
@@ -104,7 +121,7 @@ def test_thread_that_waits_for_a_gpu_is_activity() -> None:
 
 def build_sample(taken_at: float, **fields: object) -> Sample:
     """A sample of a process that does not exist, with these counters."""
-    sample = Sample(taken_at, 2**22 + 1, {"tid": 0, "trainer": 0, "store_port": 0})
+    sample = Sample(taken_at, 2**22 + 1, {"recorder_threads": [], "trainer": 0, "store_port": 0})
     for name, value in fields.items():
         setattr(sample, name, value)
     return sample

@@ -34,7 +34,7 @@ def build_healthy_record(rank: int, now: float) -> dict[str, Any]:
         "rank": rank,
         "world": 2,
         "pid": 0,
-        "tid": 0,
+        "recorder_threads": [],
         "tick": now,
         "moved": now,
         "typical_pause_s": 0.2,
@@ -195,7 +195,7 @@ def test_waits_of_children_are_printed_while_the_rank_is_idle(node: Node, tmp_pa
     with running_python(code) as pid:
         wait_until(lambda: any(read_wchan(child, child) == WAIT_FOR_FIFO for child in activity.list_descendants(pid)))
         printed = [node.poll(elapsed_s, moved=node.start, pid=pid, trainer=pid) for elapsed_s in (1.0, 2.0, 3.0)]
-    assert f"S {WAIT_FOR_FIFO}" in printed[-1][0].waits
+    assert f"S {WAIT_FOR_FIFO}" in printed[-1][0].kernel_waits
 
 
 def test_poll_some_seconds_ago_is_printed(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:

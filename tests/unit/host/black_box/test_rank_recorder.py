@@ -22,7 +22,8 @@ class ScriptedRank:
         slot = RecordSlot.claim(str(folder), 1)
         assert slot
         self.counts: Counts = {}
-        self.recorder = RankRecorder(slot, 1, 4)
+        self.thread_ids: list[int] = []
+        self.recorder = RankRecorder(slot, 1, 4, self.thread_ids)
         self.now = 1000.0
 
     def tick(self, elapsed_s: float, enqueued: int, completed: int) -> Any:
@@ -181,6 +182,14 @@ def test_call_that_torch_has_not_counted_is_complete(rank: ScriptedRank, monkeyp
     assert (record["groups"]["0"]["completed"], record["pending"]) == (3, None)
     monkeypatch.setattr(torch_facts, "count_collectives", lambda: 1 // 0)
     assert rank.tick(1, 3, 2)["groups"] == {}
+
+
+def test_record_has_the_threads_of_all_recorders(rank: ScriptedRank) -> None:
+    """The node's recorder may start after the rank's, in the same process: the next record has its thread."""
+    rank.thread_ids.append(41)
+    assert rank.tick(1, 1, 1)["recorder_threads"] == [41]
+    rank.thread_ids.append(42)
+    assert rank.tick(1, 1, 1)["recorder_threads"] == [41, 42]
 
 
 def test_waiting_share_is_that_of_ticks_inside_a_collective(rank: ScriptedRank) -> None:
