@@ -2,13 +2,17 @@
 
 import os
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
 from tests.processes.python_commands import running_python
 from tests.support.waiting import wait_until
+from torchyard.host.black_box import activity
 from torchyard.host.black_box.activity import Activity, ActivityMeter, Sample, ThreadSample, compare_samples
 
 WAITING = "import time; time.sleep(60)"
@@ -68,6 +72,25 @@ def test_process_that_waits_is_idle(code: str, is_polling: bool) -> None:
     with running_python(code) as pid:
         wait_until(lambda: not measure(pid).is_active)
         assert measure(pid) == Activity(is_active=False, uses_files=False, is_polling=is_polling)
+
+
+def test_program_with_a_library_name_is_no_library(tmp_path: Path) -> None:
+    """The main thread of a program that is called nccl_train.py, and those that it starts, are the rank's."""
+    program = tmp_path / "nccl_train"
+    program.symlink_to(sys.executable)
+    process = subprocess.Popen([program, "-S", "-c", COMPUTING])
+    try:
+        wait_until(lambda: Path(f"/proc/{process.pid}/comm").read_text() == "nccl_train\n")
+        assert measure(process.pid).is_active
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_children_that_the_kernel_does_not_list_may_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel without lists of children does not prove that there are none: no rank is idle."""
+    monkeypatch.setattr(activity, "_CHILDREN_PATH", "/proc/no-such-file")
+    assert compare_samples(build_sample(0.0), build_sample(0.7)).is_active
 
 
 def test_recorders_in_the_rank_are_no_activity() -> None:
@@ -143,6 +166,7 @@ def thread(processor_s: float, queued_s: float, runs: int = 1, is_runnable: bool
         pytest.param({}, {"minor_faults": {PID: 100}}, True, id="touches much memory"),
         pytest.param({}, {"major_faults": {PID: 1}}, True, id="waits for a page of a file"),
         pytest.param({}, {"file_bytes": {PID: 30_000}}, True, id="reads a file slowly"),
+        pytest.param({}, {"disk_bytes": {PID: 30_000}}, True, id="reads a file by io_uring"),
         pytest.param({}, {"socket_bytes": {1: 500}}, False, id="has a library's heartbeat"),
         pytest.param({}, {"socket_bytes": {1: 500}, "wakes": 1}, True, id="asks another machine"),
         pytest.param({"processor_s": {PID: 1.0}}, {"processor_s": {PID: 1.1}}, True, id="had a child that has ended"),
