@@ -55,11 +55,13 @@ _MAX_MEMBERS = 256  # ranks of a group that are listed: more do not fit into a l
 
 
 def enable_flight_recorder() -> None:
-    """Let torch record collectives; the variable has another name in older versions."""
+    """Let torch record collectives, unless the user has set how many, by either name of the variable."""
+    if "TORCH_FR_BUFFER_SIZE" in os.environ or "TORCH_NCCL_TRACE_BUFFER_SIZE" in os.environ:
+        return
     version = _read_torch_version()
     if version:
         name = "TORCH_FR_BUFFER_SIZE" if version >= _RENAMED_IN else "TORCH_NCCL_TRACE_BUFFER_SIZE"
-        os.environ.setdefault(name, _BUFFER_SIZE)
+        os.environ[name] = _BUFFER_SIZE
 
 
 def _read_torch_version() -> tuple[int, int] | None:
@@ -199,11 +201,11 @@ def find_call(frames: Iterable[Any]) -> Json | None:
         if not frame.f_code.co_filename.endswith("distributed_c10d.py"):
             continue
         if name in _TRANSFERS:
-            return {"group": "0", "sequence": 0, "operation": name, "peer": _find_rank(frame, _TRANSFERS[name])}
+            return {"group": "0", "sequence": 0, "operation": name, "peer": _find_rank(frame, *_TRANSFERS[name])}
         if name in _OPERATIONS:
             call = {"operation": _OPERATIONS[name], "unrecorded": _find_unrecorded_group(frame.f_locals.get("group"))}
             if name in _ROOTED:
-                call["root"] = _find_rank(frame, _ROOTED[name])
+                call["root"] = _find_rank(frame, *_ROOTED[name])
             return call
         if name == "new_group":
             ranks = frame.f_locals.get("ranks")
@@ -229,12 +231,24 @@ def _find_unrecorded_group(group: object) -> str | None:
     return None
 
 
-def _find_rank(frame: Any, names: Iterable[str]) -> int | None:
-    """The first of these local variables that is a rank; None if none is."""
-    for name in names:
-        value = frame.f_locals.get(name)
-        if isinstance(value, int):
-            return value
+def _find_rank(frame: Any, name: str, group_name: str) -> int | None:
+    """The rank in the first of these local variables that is a number; None if none is.
+
+    `group_name`: of the variable that has the number in the call's group; without its members the rank is not known.
+    """
+    rank = frame.f_locals.get(name)
+    if isinstance(rank, int):
+        return rank
+    number = frame.f_locals.get(group_name)
+    if not isinstance(number, int):
+        return None
+    group = frame.f_locals.get("group")
+    with contextlib.suppress(Exception):  # of a torch that keeps its groups in another way
+        c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")
+        numbers = c10d._world.pg_group_ranks[group or c10d._get_default_group()]
+        for member, member_number in numbers.items():
+            if member_number == number:
+                return int(member)
     return None
 
 

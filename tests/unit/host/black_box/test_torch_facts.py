@@ -109,6 +109,16 @@ def test_flight_recorder_is_enabled_by_the_variable_of_the_version(
     assert [name for name in os.environ if name.endswith("_BUFFER_SIZE")] == [variable]
 
 
+@pytest.mark.parametrize("name", ["TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_FR_BUFFER_SIZE"])
+def test_flight_recorder_of_the_user_stays(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """A size that the user has set, by either name, stays the only one: torch prefers the newer name."""
+    for variable in ("TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_FR_BUFFER_SIZE"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv(name, "20")
+    torch_facts.enable_flight_recorder()
+    assert {variable for variable in os.environ if variable.endswith("_BUFFER_SIZE")} == {name}
+
+
 def test_oldest_collective_that_is_not_complete_is_found() -> None:
     """Entries that are retired or older than the last completion are not pending."""
     entries = [
@@ -157,8 +167,8 @@ def enter_collective(signature: str, *args: Any) -> Any:
         ),
         (
             "reduce(tensor, dst=None, group=None, group_dst=None)",
-            (None, None, None, 1),
-            {"operation": "reduce", "unrecorded": None, "root": 1},
+            (None, None, "mine", 1),
+            {"operation": "reduce", "unrecorded": None, "root": 3},
         ),
         (
             "new_group(ranks=None)",
@@ -170,8 +180,12 @@ def enter_collective(signature: str, *args: Any) -> Any:
     ],
     ids=["recv", "broadcast", "reduce", "new_group", "all_gather_into_tensor", "all_gather_object"],
 )
-def test_call_is_read_from_the_stack(signature: str, args: tuple[Any, ...], call: Any) -> None:
-    """A frame of torch contains a call's operation, peer or root, and the members of a new group."""
+def test_call_is_read_from_the_stack(
+    monkeypatch: pytest.MonkeyPatch, signature: str, args: tuple[Any, ...], call: Any
+) -> None:
+    """A frame of torch contains a call's operation, peer or root, also by its number in the group, and new members."""
+    world = SimpleNamespace(pg_group_ranks={"mine": {2: 0, 3: 1}})
+    monkeypatch.setitem(sys.modules, "torch.distributed.distributed_c10d", SimpleNamespace(_world=world))
     assert torch_facts.find_call([enter_collective(signature, *args)]) == call
 
 
