@@ -203,7 +203,8 @@ def find_call(frames: Iterable[Any]) -> Json | None:
         if name in _TRANSFERS:
             return {"group": "0", "sequence": 0, "operation": name, "peer": _find_rank(frame, *_TRANSFERS[name])}
         if name in _OPERATIONS:
-            call = {"operation": _OPERATIONS[name], "unrecorded": _find_unrecorded_group(frame.f_locals.get("group"))}
+            group = _find_unrecorded_group(frame.f_locals.get("group"))
+            call: Json = {"operation": _OPERATIONS[name], "unrecorded": group}
             if name in _ROOTED:
                 call["root"] = _find_rank(frame, *_ROOTED[name])
             return call
