@@ -83,7 +83,8 @@ class RankRecord(FrozenModel):
     )
     is_exiting: bool = Field(False, description="the program has ended or failed, and waits for its other threads")
     state: str = Field(
-        "", description="of the thread that trains, as in /proc: R, S, D, T, Z; empty in a stall if it has ended"
+        "",
+        description="of the thread that trains, as in /proc: R, S, D, T, Z, ?; empty in a stall if the rank has ended",
     )
     idle_s: float = Field(
         0.0,
@@ -91,7 +92,9 @@ class RankRecord(FrozenModel):
         "wait for a processor, no bytes on connections and files, no page faults; 0 if active, or not measured",
     )
     longest_idle_s: float = Field(0.0, description="the longest idle time of this stall that ended with activity")
-    is_polling: bool = Field(False, description="the thread that trains wakes up again and again, as a loop that polls")
+    is_polling: bool = Field(
+        False, description="the thread that trains has woken up while the rank was idle, as a loop that polls"
+    )
     waits_for_device: bool = Field(
         False, description="the thread that trains is in a call that waits for a GPU; then the rank is not idle"
     )
@@ -113,6 +116,11 @@ class RankRecord(FrozenModel):
         None,
         description="when the program was last seen without the exception that has ended it, in seconds since the "
         "epoch, by the node's clock; None if no exception has",
+    )
+    kernel_waits: tuple[str, ...] = Field(
+        (),
+        description="states and kernel functions of all threads of the rank and its children, while it is idle: "
+        "`D folio_wait_bit_common`",
     )
     links: tuple[Link, ...] = ()
     full_mount: str = Field(
@@ -194,6 +202,9 @@ class Hang(FrozenModel):
     )
     is_polling: bool = Field(
         False, description="a rank that causes it polls, so that it may wait for work that is done elsewhere"
+    )
+    fault_kinds: tuple[FaultClass, ...] = Field(
+        (), description="what the ranks that cause it wait for, by their own records: all ranks, if none is named"
     )
     rank_groups: tuple[RankGroup, ...] = ()
     evidence: tuple[str, ...] = Field((), description="facts that prove it, one sentence each")

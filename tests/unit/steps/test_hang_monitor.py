@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.builders.rank_records import (
+    LOADER,
     build_missing_rank_records,
     build_record,
     build_waiting_record,
@@ -115,6 +116,11 @@ def test_work_before_an_idle_moment_ends_no_job(scripted_job: ScriptedJob) -> No
         pytest.param({"wchan": "nfs_wait_bit_killable"}, 120, id="storage"),
         pytest.param({"wchan": "sk_wait_data"}, 300, id="another machine"),
         pytest.param({"is_polling": True}, 300, id="polls"),
+        pytest.param({"stack": LOADER}, 120, id="data loader"),
+        pytest.param({"kernel_waits": ("D rpc_wait_bit_killable", "S do_wait")}, 120, id="storage in a child"),
+        pytest.param({"kernel_waits": ("S do_wait", "S fifo_open")}, 120, id="FIFO in a child"),
+        pytest.param({"kernel_waits": ("S do_wait", "S sk_wait_data")}, 300, id="another machine in a child"),
+        pytest.param({"kernel_waits": ("S do_wait", "S futex_do_wait")}, 35, id="a lock in a child"),
     ],
 )
 def test_job_ends_only_by_a_proof(scripted_job: ScriptedJob, fields: dict[str, Any], ends_after_s: int | None) -> None:
@@ -126,6 +132,28 @@ def test_job_ends_only_by_a_proof(scripted_job: ScriptedJob, fields: dict[str, A
             ended_at_s = seconds
     assert scripted_job.monitor.hang is not None
     assert ended_at_s == ends_after_s
+
+
+@pytest.mark.parametrize("scripted_job", ["restart"], indirect=True)
+@pytest.mark.parametrize(
+    ("fields", "ends_after_s"),
+    [
+        pytest.param({}, 45, id="idle"),
+        pytest.param({"wchan": "nfs_wait_bit_killable"}, 120, id="storage"),
+        pytest.param({"wchan": "sk_wait_data"}, 300, id="another machine"),
+        pytest.param({"is_polling": True}, 300, id="polls"),
+    ],
+)
+def test_job_whose_ranks_all_wait_elsewhere_ends_as_late_as_one_rank(
+    scripted_job: ScriptedJob, fields: dict[str, Any], ends_after_s: int
+) -> None:
+    """All ranks that wait for a file server, or for another machine, may do so for as long as one rank."""
+    for seconds in range(5, 700, 5):
+        records = index_by_rank(*(build_record(rank, stalled_s=float(seconds), **fields) for rank in range(4)))
+        if scripted_job.check(records, at_s=float(seconds)):
+            break
+    assert scripted_job.monitor.hang is not None
+    assert (scripted_job.monitor.hang.kind, seconds) == ("all-waiting-outside", ends_after_s)
 
 
 @pytest.mark.parametrize("scripted_job", ["restart"], indirect=True)

@@ -50,17 +50,17 @@ def get_proof_limit_s(hang: Hang) -> float:
 
     A file server that fails over, and another machine that works for this one, need minutes and show nothing here.
     """
-    limit_s = _get_class_limit_s(hang.kind)
+    limit_s = max(map(_get_class_limit_s, (hang.kind, *hang.fault_kinds)))
     return max(limit_s, _ELSEWHERE_LIMIT_S) if hang.is_polling else limit_s
 
 
 def _get_class_limit_s(kind: HangClass) -> float:
     match kind:
-        case "missing-rank" | "stopped" | "gil" | "data-loader":
+        case "missing-rank" | "stopped" | "gil":
             return 30.0
         case "collective-mismatch" | "deadlock-between-groups" | "all-waiting-outside" | "unknown":
             return 30.0
-        case "storage":
+        case "storage" | "data-loader":  # what a loader's processes wait for is mostly a file
             return 120.0
         case "network":
             return _ELSEWHERE_LIMIT_S

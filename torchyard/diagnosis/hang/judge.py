@@ -3,7 +3,7 @@
 A verdict is correct or `unknown`: a rank is blamed only if its own record explains why the others wait.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from torchyard.diagnosis.hang import messages
@@ -24,6 +24,8 @@ from torchyard.diagnosis.hang.missing_ranks import (
     get_active_limit,
     has_completed_collective,
     has_ended,
+    is_polling_elsewhere,
+    list_wait_kinds,
 )
 from torchyard.diagnosis.hang.pending_collectives import (
     UNCOUNTED_CALL,
@@ -35,7 +37,7 @@ from torchyard.diagnosis.hang.pending_collectives import (
     is_in_collective,
     is_stopped,
 )
-from torchyard.model.hang import Hang, RankRecord
+from torchyard.model.hang import FaultClass, Hang, RankRecord
 
 FRESH_S = 25.0  # a stall is reported again within seconds, later every ten or, of a rank that computes, every 20
 SILENT_AFTER_S = 75.0  # a healthy rank reports every 15 to 60 s, and a stalled one every 20 at least
@@ -92,8 +94,29 @@ def detect_hang(
     )
     if hang is None:
         return None
-    is_polling = any(current[rank].is_polling for rank in hang.ranks if rank in current)
-    return hang.model_copy(update={"proven_s": _measure_proof(hang, current), "is_polling": is_polling})
+    culprits = _list_culprits(hang, current)
+    updates = {
+        "proven_s": _measure_proof(hang, current),
+        "is_polling": any(map(is_polling_elsewhere, culprits)),
+        "fault_kinds": () if has_exclusive_calls(hang.kind) else _list_fault_kinds(culprits),
+    }
+    return hang.model_copy(update=updates)
+
+
+def _list_culprits(hang: Hang, records: Mapping[int, RankRecord]) -> list[RankRecord]:
+    """The records of the ranks that cause a hang: of all ranks if none is named and none waits in a collective."""
+    if not hang.ranks and not hang.waiting:
+        return list(records.values())
+    return [records[rank] for rank in hang.ranks if rank in records]
+
+
+def _list_fault_kinds(records: Iterable[RankRecord]) -> tuple[FaultClass, ...]:
+    """What ranks that run wait for, in any of their threads and children, by their own records, in order."""
+    kinds: set[FaultClass] = set()
+    for record in records:
+        if not has_ended(record) and not is_stopped(record):
+            kinds |= list_wait_kinds(record)
+    return tuple(sorted(kinds))
 
 
 def _measure_proof(hang: Hang, records: Mapping[int, RankRecord]) -> float:

@@ -67,6 +67,13 @@ class Fault(NamedTuple):
     predicate: str = ""
 
 
+class IdleClass(NamedTuple):
+    """The class of a rank that does nothing, and for how many seconds it must do nothing to hang, at least."""
+
+    kind: FaultClass
+    floor_s: float
+
+
 def diagnose_missing_rank(record: RankRecord | None, others_pause_s: float, waited_s: float) -> Fault:
     """Return the fault of one rank. `record` is None if the rank has sent none.
 
@@ -107,10 +114,10 @@ def _diagnose_running_rank(record: RankRecord, typical_pause_s: float) -> Fault:
 
 def _diagnose_idle_rank(record: RankRecord, slow_phase_limit_s: float, *, has_started: bool) -> Fault:
     """The fault of a rank that runs and is idle, now or since a while."""
-    kind, floor_s = _classify_fault(record)
+    kind, floor_s = classify_fault(record)
     if not has_started:
         floor_s = max(floor_s, START_FLOOR_S)
-    if record.is_polling:
+    if is_polling_elsewhere(record):
         floor_s = max(floor_s, POLLING_FLOOR_S)
     predicate = IS_EXITING if record.is_exiting else ""
     is_certain = get_fault_facts(kind).is_certain
@@ -120,6 +127,11 @@ def _diagnose_idle_rank(record: RankRecord, slow_phase_limit_s: float, *, has_st
 def is_idle(record: RankRecord) -> bool:
     """Whether measurements prove that the rank, and its children, do nothing now."""
     return record.idle_s > 0
+
+
+def is_polling_elsewhere(record: RankRecord) -> bool:
+    """Whether a loop of the rank may wait for work elsewhere. A data loader's own loop only checks its processes."""
+    return record.is_polling and classify_fault(record).kind != "data-loader"
 
 
 def has_ended(record: RankRecord) -> bool:
@@ -141,18 +153,30 @@ def _describe_stop(record: RankRecord) -> str:
     return "is frozen by its control group" if is_frozen(record) else "is stopped"
 
 
-def _classify_fault(record: RankRecord) -> tuple[FaultClass, float]:
-    """The class of a rank that does nothing, by the strongest evidence, and its limit in seconds."""
+def classify_fault(record: RankRecord) -> IdleClass:
+    """The class of a rank that does nothing, by the strongest evidence."""
     if record.frozen_s > MIN_FROZEN_S and record.state != "D" and not record.uses_files:
-        return "gil", BLOCKED_FLOOR_S
+        return IdleClass("gil", BLOCKED_FLOOR_S)
     if _is_in_storage(record):
         floor_s = FLUSH_FLOOR_S if _is_flushing(record) else BLOCKED_FLOOR_S
-        return "storage", floor_s
+        return IdleClass("storage", floor_s)
     if any(_LOADER_CODE.search(frame.file) for frame in record.stack):
-        return "data-loader", LOADER_FLOOR_S
+        return IdleClass("data-loader", LOADER_FLOOR_S)
     if _is_in_network(record):
-        return "network", BLOCKED_FLOOR_S
-    return "missing-rank", FLOOR_S
+        return IdleClass("network", BLOCKED_FLOOR_S)
+    return IdleClass("missing-rank", FLOOR_S)
+
+
+def list_wait_kinds(record: RankRecord) -> set[FaultClass]:
+    """The classes of all that an idle rank may wait for: also of the files and machines of its other threads."""
+    kinds = {classify_fault(record).kind}
+    for wait in record.kernel_waits:
+        state, _, wchan = wait.partition(" ")
+        if state == "D" or _FILE_WCHAN.search(wchan):
+            kinds.add("storage")
+        elif _NETWORK_WCHAN.search(wchan):
+            kinds.add("network")
+    return kinds
 
 
 def _is_in_storage(record: RankRecord) -> bool:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from torchyard.model.hang import Collective, Frame, RankRecord
 
 DEFAULT_GROUP = "0"
+_DEFAULT_GLOO_GROUP = "0 of gloo"  # the calls of the default group that use gloo, if others use NCCL
 DEFAULT_SETUP = "set-up of the default group"  # what a rank waits in before it has any group
 SETUP = "set-up"  # of a further group: its members wait for each other, with an older torch all ranks
 UNCOUNTED_CALL = "call"  # of torch.distributed, which only the stack shows, because no counter of a group does
@@ -204,7 +205,10 @@ def _build_collectives(
     collectives = []
     for (name, ranks), sequences in groups.items():
         waiting_ranks = frozenset().union(*sequences.values())
-        members = _find_members(name, ranks, records, world) | waiting_ranks
+        members = _find_members(name, ranks, records, world)
+        if not members:
+            continue  # no record shows whom they wait for
+        members |= waiting_ranks
         if name == SETUP:
             members = _find_setup_members(waiting_ranks, records) or members
         passed_ranks = _find_ranks_past_setup(name, waiting_ranks, records)
@@ -223,7 +227,7 @@ def _find_members(name: str, ranks: tuple[int, ...], records: Mapping[int, RankR
     """The ranks of a group; if none are reported (gloo), those that have the group."""
     if ranks:
         return frozenset(ranks)
-    if name in (DEFAULT_GROUP, DEFAULT_SETUP, SETUP, UNCOUNTED_CALL):
+    if name in (DEFAULT_GROUP, _DEFAULT_GLOO_GROUP, DEFAULT_SETUP, SETUP, UNCOUNTED_CALL):
         return frozenset(range(world))
     return frozenset(rank for rank, record in records.items() if name in record.groups)
 

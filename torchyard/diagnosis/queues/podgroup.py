@@ -22,8 +22,8 @@ def read_pod_group(states: Mapping[str, Mapping[str, Any]], events: Sequence[Any
     if group is None:
         return Queue(missing=shorten_message(quota_message)) if quota_message else None
     phase = to_text(get_mapping(group, "status").get("phase"))
-    message = quota_message or _get_newest_message(group)
     is_pending = phase in ("", "Pending")
+    message = (quota_message or _get_newest_message(group)) if is_pending else ""
     hint = _PENDING_HINT if phase == "Pending" and not message else ""
     return Queue(
         name=to_text(get_mapping(group, "spec").get("queue")) or None,
@@ -46,12 +46,16 @@ def _find_quota_message(events: Iterable[Any], job: str) -> str | None:
 
 
 def _get_newest_message(group: Mapping[str, Any]) -> str:
-    """The message of the newest true condition; "" if there is none.
+    """The message of the newest true condition that is no success; "" if there is none.
 
     A condition is not set to False when it stops being true.
     """
     conditions = get_mappings(group, "status", "conditions")
-    current_conditions = [condition for condition in conditions if condition.get("status") == "True"]
+    current_conditions = [
+        condition
+        for condition in conditions
+        if condition.get("status") == "True" and condition.get("type") != "Scheduled"
+    ]
     newest: Mapping[str, Any] = max(current_conditions, key=_get_transition_text, default={})
     return to_text(newest.get("message"))
 

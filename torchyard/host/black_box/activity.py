@@ -9,7 +9,7 @@ import contextlib
 import math
 import os
 import re
-from typing import Any, Dict, FrozenSet, NamedTuple, Set, Tuple
+from typing import Any, Collection, Dict, FrozenSet, List, NamedTuple, Set, Tuple
 
 from . import processes, socket_bytes
 from .stacks import is_device_wait
@@ -25,6 +25,9 @@ _MIN_FILE_BYTES_PER_S = 32768
 _RECENT_WRITE_S = 5.0  # a program that tries again and again to save writes now and then
 _MIN_SOCKET_BYTES_PER_S = 8192  # heartbeats of libraries need less
 _MIN_FAULTS_PER_S = 100.0
+# Of an idle time: before, the thread that trains may still be on its way into the call that waits. Later a single wake
+# shows a loop, because a loop may sleep for longer than a job is given to prove that it works.
+_SETTLED_S = 3.0
 # A connection is another thread's if bytes arrive on it while the thread that trains sleeps on: in so many samples, and
 # in such a share of those. NCCL's thread for diagnosis (RAS) exchanges some bytes with its peers every second.
 _MIN_BACKGROUND_SAMPLES = 3
@@ -34,6 +37,8 @@ _LIBRARY_THREADS = re.compile(r"gloo|pt_gloo|pt_nccl|nccl|cuda|pt_tcpstore|pt_el
 # The kernel's functions that wait for a GPU or another accelerator. What the device does meanwhile is not visible from
 # here: a wait that blocks uses no processor, however long the device works.
 _DEVICE_WCHAN = re.compile(r"kfd_|amdgpu|nvidia|habana|dma_fence")
+_MAX_WAITS = 12  # with different functions
+_CHILDREN_PATH = "/proc/self/task/%d/children" % os.getpid()  # a kernel may be built without it
 _ThreadKey = Tuple[int, int]  # the process and the thread
 
 
@@ -65,47 +70,58 @@ class Activity(NamedTuple):
 
 
 class _IoBytes(NamedTuple):
-    """Bytes that a process or thread has read and written, with those of pipes."""
+    """Bytes that a process or thread has read and written, with those of pipes.
+
+    disk: those that reached or left a disk, also by calls that the others do not count (io_uring, libaio).
+    """
 
     read: int
     written: int
+    disk: int
 
 
 class Sample:
     """What a rank and its descendants have used so far, read from /proc when the sample is made.
 
-    `record`: the rank's, with the numbers of its recorder's thread and of the thread that trains, and the port of its
+    `record`: the rank's, with the numbers of the recorders' threads and of the thread that trains, and the port of its
     store: what those of torch and of the recorder use is not counted. What has ended, or a kernel does not count, is 0;
-    `is_complete` is False if a process of another user hides its counters. `waits_for_device`: the thread that trains
-    is in a call that waits for a GPU, by its stack in `record` or by the kernel; `has_device_thread`: another one is.
+    `is_complete` is False if a process of another user hides its counters, or the kernel does not list children.
+    `waits_for_device`: the thread that trains is in a call that waits for a GPU, by its stack in `record` or by the
+    kernel; `has_device_thread`: another one is. `kernel_waits`: the states of the threads that do not run, each with
+    the kernel function: `D folio_wait_bit_common`.
     """
 
     def __init__(self, taken_at: float, pid: int, record: dict[str, Any]) -> None:
         self.taken_at = taken_at
-        self.is_complete = True
+        self.is_complete = os.path.exists(_CHILDREN_PATH)  # else the children are not known
         self.threads: Dict[_ThreadKey, ThreadSample] = {}
         self.processor_s: Dict[int, float] = {}  # by process, with those of its threads and children that have ended
         self.library_processor_s: Dict[_ThreadKey, float] = {}  # of the threads that are not counted
         self.minor_faults: Dict[int, int] = {}
         self.major_faults: Dict[int, int] = {}
         self.file_bytes: Dict[int, int] = {}  # read and written
+        self.disk_bytes: Dict[int, int] = {}
         self.written_bytes: Dict[int, int] = {}
+        self.kernel_waits: Set[str] = set()
         self.wakes = _read_wakes(pid, record["trainer"])
         self.waits_for_device = _waits_for_device(record, processes.read_wchan(pid, record["trainer"]))
         self.has_device_thread = bool(record.get("device_thread"))
-        recorder_thread = record["tid"]
+        recorder_threads = record["recorder_threads"]
         pids = [pid, *list_descendants(pid)]
         for process in pids:
             self._add_process(process)
-            self._add_threads(process, recorder_thread if process == pid else 0)
-        recorder_io = self._read_io("/proc/%d/task/%d/io" % (pid, recorder_thread))
-        self.file_bytes[pid] -= sum(recorder_io)
-        self.written_bytes[pid] -= recorder_io.written
+            self._add_threads(process, recorder_threads if process == pid else (), record["trainer"])
+        for thread in recorder_threads:
+            recorder_io = self._read_io("/proc/%d/task/%d/io" % (pid, thread))
+            self.file_bytes[pid] -= recorder_io.read + recorder_io.written
+            self.disk_bytes[pid] -= recorder_io.disk
+            self.written_bytes[pid] -= recorder_io.written
         self.socket_bytes = socket_bytes.count_bytes(pids, record["store_port"])
 
     def _add_process(self, pid: int) -> None:
         process_io = self._read_io("/proc/%d/io" % pid)
-        self.file_bytes[pid] = sum(process_io)
+        self.file_bytes[pid] = process_io.read + process_io.written
+        self.disk_bytes[pid] = process_io.disk
         self.written_bytes[pid] = process_io.written
         with contextlib.suppress(OSError, IndexError, ValueError):
             _, fields = _read_stat("/proc/%d/stat" % pid)
@@ -113,12 +129,17 @@ class Sample:
             self.major_faults[pid] = int(fields[9]) + int(fields[10])
             self.processor_s[pid] = sum(map(int, fields[11:15])) / _TICKS_PER_S
 
-    def _add_threads(self, pid: int, recorder_thread: int) -> None:
+    def _add_threads(self, pid: int, recorder_threads: Collection[int], training_thread: int) -> None:
+        """A thread that has the name of its process runs the program, also if that is the name of a library."""
+        process_name = ""
+        with contextlib.suppress(OSError):
+            process_name, _ = _read_stat("/proc/%d/stat" % pid)
         for thread in map(int, _list_folder("/proc/%d/task" % pid)):
             with contextlib.suppress(OSError, IndexError, ValueError):
                 name, fields = _read_stat("/proc/%d/task/%d/stat" % (pid, thread))
                 processor_s = (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
-                if thread == recorder_thread or _LIBRARY_THREADS.match(name):
+                is_library = _LIBRARY_THREADS.match(name) and name != process_name
+                if thread in recorder_threads or (is_library and thread not in (pid, training_thread)):
                     self.library_processor_s[pid, thread] = processor_s
                     self.minor_faults[pid] -= int(fields[7])
                     self.major_faults[pid] -= int(fields[9])
@@ -131,23 +152,26 @@ class Sample:
                     queued_s = int(counters[1]) / 1e9
                     runs = int(counters[2])
                 self.threads[pid, thread] = ThreadSample(processor_s, queued_s, runs, fields[0] == "R")
+                if fields[0] != "R":
+                    self.kernel_waits.add("%s %s" % (fields[0], processes.read_wchan(pid, thread)))
 
     def _read_io(self, path: str) -> _IoBytes:
         """What a process or thread has read and written; 0 if that cannot be read."""
         try:
             counters = dict(line.split(": ") for line in _read_text(path).splitlines())
-            return _IoBytes(int(counters["rchar"]), int(counters["wchar"]))
+            disk = int(counters["read_bytes"]) + int(counters["write_bytes"])
+            return _IoBytes(int(counters["rchar"]), int(counters["wchar"]), disk)
         except PermissionError:
             self.is_complete = False
         except (OSError, ValueError, KeyError):
             pass
-        return _IoBytes(0, 0)
+        return _IoBytes(0, 0, 0)
 
 
 def compare_samples(before: Sample, after: Sample, background: FrozenSet[int] = frozenset()) -> Activity:
     """What happened between two samples of one rank. `background`: the connections of threads that do not train."""
     elapsed_s = max(after.taken_at - before.taken_at, 0.001)
-    file_bytes = _sum_growth(before.file_bytes, after.file_bytes)
+    file_bytes = max(_sum_growth(before.file_bytes, after.file_bytes), _sum_growth(before.disk_bytes, after.disk_bytes))
     has_waited_for_pages = _sum_growth(before.major_faults, after.major_faults) > 0
     uses_files = has_waited_for_pages or file_bytes / elapsed_s > _MIN_FILE_BYTES_PER_S
     is_polling = after.wakes > before.wakes
@@ -246,6 +270,9 @@ class ActivityMeter:
     idle_s: until the last sample; 0 until two samples prove it, and after each activity.
     longest_idle_s: the longest idle time of this stall that ended with activity.
     activity: between the last two samples; None until there are two.
+    is_polling: whether the thread that trains was woken between the last two samples, or since it has settled in the
+    current idle time.
+    kernel_waits: those of the last sample, at most `_MAX_WAITS`, the waits for devices first.
     has_written_recently: whether files were written in the last seconds of this stall.
     """
 
@@ -261,6 +288,9 @@ class ActivityMeter:
         self.activity: Activity | None = None
         self.longest_idle_s = 0.0
         self.idle_s = 0.0
+        self.is_polling = False
+        self.kernel_waits: List[str] = []
+        self._has_polled = False  # in the current idle time
         self.has_written_recently = False
         self._written_at = -math.inf
 
@@ -276,9 +306,11 @@ class ActivityMeter:
         """Add a sample, and compare it with the one before."""
         previous = self._last_sample
         self._last_sample = sample
+        self.kernel_waits = sorted(sample.kernel_waits)[:_MAX_WAITS]
         if previous is None or sample.taken_at - previous.taken_at > _MAX_GAP_S:
             self._idle_since = sample.taken_at
             self.idle_s = 0.0
+            self._has_polled = False
             return
         self.activity = compare_samples(previous, sample, self._background.list_connections())
         self._background.add(previous, sample)
@@ -288,6 +320,10 @@ class ActivityMeter:
         if self.activity.is_active:
             self.longest_idle_s = max(self.longest_idle_s, self.idle_s)
             self._idle_since = sample.taken_at
+            self._has_polled = False
+        elif self.activity.is_polling and self.idle_s >= _SETTLED_S:
+            self._has_polled = True
+        self.is_polling = self.activity.is_polling or self._has_polled
         self.idle_s = sample.taken_at - self._idle_since
 
 

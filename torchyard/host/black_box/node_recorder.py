@@ -162,7 +162,7 @@ class NodeRecorder:
 
     def _choose_kind(self, watch: _RankWatch, record: Json, now: float) -> str | None:
         """The kind of line that is due for a rank; `healthy` if it belongs into the next pulse; None if none is."""
-        if not processes.read_state(watch.pid):
+        if processes.has_ended(watch.pid):
             watch.has_ended = True
             return "end"
         if record.get("raised_after") is not None and not watch.has_raised:
@@ -223,9 +223,11 @@ class NodeRecorder:
             links=processes.list_retransmitting_links(watch.pid),
             full_mount=self._disks.find_newly_full(),
         )
+        if watch.meter.idle_s > 0:
+            details["kernel_waits"] = watch.meter.kernel_waits
         if watch.meter.activity:
             details["uses_files"] = watch.meter.activity.uses_files
-            details["is_polling"] = watch.meter.activity.is_polling
+            details["is_polling"] = watch.meter.is_polling
             if watch.meter.activity.waits_for_device:
                 details["waits_for_device"] = True
         if watch.meter.has_written_recently:
@@ -322,7 +324,8 @@ def encode_record(record: Json) -> bytes:
 def _format_line(record: Json) -> bytes:
     """The record as a line that fits into one write to a pipe.
 
-    To shorten it, outer frames are left out first, then members of groups, connections, groups, and the stack.
+    To shorten it, outer frames are left out first, then members of groups, connections, kernel functions, groups, at
+    last the one in which the rank waits, and the stack.
     """
     while True:
         line = encode_record(record)
@@ -338,7 +341,11 @@ def _format_line(record: Json) -> bytes:
             record = dict(record, groups=shortened_groups)
         elif record.get("links"):
             record = dict(record, links=[])
+        elif record.get("kernel_waits"):
+            record = dict(record, kernel_waits=[])
         elif groups:
-            record = dict(record, groups=dict(list(groups.items())[:-1]))
+            pending_group = (record.get("pending") or {}).get("group")
+            names = sorted(groups, key=lambda name: name != pending_group)
+            record = dict(record, groups={name: groups[name] for name in names[:-1]})
         else:
             record = dict(record, stack=[], pending=None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import struct
 from typing import Any
@@ -12,12 +13,26 @@ from . import socket_bytes
 _ESTABLISHED = "01"
 
 
+def has_ended(pid: int) -> bool:
+    """Whether there is no such process any more; one that its parent has not waited for still exists."""
+    try:
+        os.stat("/proc/%d" % pid)  # opens no file: also if the node has run out of descriptors
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    except OSError:
+        return False
+    return False
+
+
 def read_state(pid: int, thread: int = 0) -> str:
-    """The state of a thread, by default of the main one: R, S, D, T, t or Z; empty if it has ended."""
+    """The state of a thread, by default of the main one: R, S, D, T, t or Z; empty if its process has ended.
+
+    `?` if it cannot be read, or the thread alone has ended.
+    """
     try:
         return _read_text("/proc/%d/task/%d/stat" % (pid, thread or pid)).rpartition(")")[2].split()[0]
     except (OSError, IndexError):
-        return ""
+        return "" if has_ended(pid) else "?"
 
 
 def read_wchan(pid: int, thread: int) -> str:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import threading
 import time
 from collections import deque
-from typing import Deque, Dict
+from typing import Deque, Dict, Sequence
 
 from . import stacks, torch_facts
 from .slot import Json, RecordSlot
@@ -33,10 +32,12 @@ class RankRecorder:
     builds one record. Nothing is locked: torch's counters and the stacks are read while the program runs.
     """
 
-    def __init__(self, slot: RecordSlot, rank: int, world: int) -> None:
+    def __init__(self, slot: RecordSlot, rank: int, world: int, thread_ids: Sequence[int]) -> None:
+        """`thread_ids`: the kernel's numbers of all recorders' threads in this process, also of later ones."""
         self._slot = slot
         self._world = world
-        self._identity = {"rank": rank, "world": world, "pid": os.getpid(), "tid": threading.get_ident()}
+        self._identity = {"rank": rank, "world": world, "pid": os.getpid()}
+        self._thread_ids = thread_ids
         self._store_port = _read_store_port()
         self._counts: dict[str, tuple[int, int]] = {}  # called and completed, by torch's number of the group
         self._last_progress_at = time.monotonic()
@@ -54,7 +55,6 @@ class RankRecorder:
 
     def run(self) -> None:
         """Write a record every `TICK_S`, for as long as the process runs."""
-        self._identity["tid"] = threading.get_native_id()
         while True:
             with contextlib.suppress(Exception):  # of a torch that is being imported, or torn down
                 self._slot.write(self.tick(time.monotonic()))
@@ -100,6 +100,7 @@ class RankRecorder:
         self._waiting_ticks.append(is_waiting)
         record: Json = dict(
             self._identity,
+            recorder_threads=list(self._thread_ids),
             tick=now,
             torch="torch.distributed" in sys.modules,
             trainer=position.thread,
@@ -155,10 +156,10 @@ class RankRecorder:
         group = call["unrecorded"]
         if group is None:
             return None
-        ranks = torch_facts.choose_listed_ranks(group["name"], group["ranks"], self._world)
-        progress = groups.setdefault(group["name"], {"ranks": ranks, "enqueued": 0, "completed": 0})
+        ranks = torch_facts.list_ranks(group, self._world)
+        progress = groups.setdefault(group, {"ranks": ranks, "enqueued": 0, "completed": 0})
         pending = {
-            "group": group["name"],
+            "group": group,
             "sequence": progress["enqueued"] + 1,
             "operation": call["operation"],
         }
@@ -176,7 +177,15 @@ class RankRecorder:
                 entries = torch_facts.list_entries()
                 self._oldest_wait = torch_facts.find_oldest_wait(entries, groups)
                 self._settled_groups = torch_facts.list_settled_groups(entries, groups)
-        return self._oldest_wait
+        wait = self._oldest_wait
+        if wait and wait["group"] not in groups:
+            # Without its members, only the ranks that wait would seem to be in the group.
+            groups[wait["group"]] = {
+                "ranks": torch_facts.list_ranks(wait["group"], self._world),
+                "enqueued": wait["sequence"],
+                "completed": wait["sequence"] - 1,
+            }
+        return wait
 
 
 def _read_store_port() -> int:

@@ -13,6 +13,7 @@ from .slot import RecordSlot
 
 FOLDER_VARIABLE = "TORCHYARD_BLACK_BOX"  # the folder of this node's records; no other node uses it
 _AGENT_SCRIPT = "torchrun"
+_thread_ids: list[int] = []  # of the recorders' threads in this process, by their numbers in the kernel
 _AGENT_MODULES = ("torch.distributed.run", "torch.distributed.launch")
 
 
@@ -32,7 +33,7 @@ def start_recorders() -> None:
     if slot is None:
         return  # a helper of the rank that has the slot
     torch_facts.enable_flight_recorder()
-    recorder = rank_recorder.RankRecorder(slot, int(rank), int(world))
+    recorder = rank_recorder.RankRecorder(slot, int(rank), int(world), _thread_ids)
     slot.start_writer(_start_thread)
     _start_thread(recorder.run)
     if "LOCAL_RANK" not in os.environ:
@@ -79,7 +80,12 @@ def _start_thread(run: Callable[[], None]) -> None:
     A program may block a signal in its own threads and wait for it with `sigwait`. The kernel would deliver the signal
     to a thread that does not block it, and end the process.
     """
-    thread = threading.Thread(target=run, name="torchyard-recorder", daemon=True)
+
+    def run_known() -> None:
+        _thread_ids.append(threading.get_native_id())
+        run()
+
+    thread = threading.Thread(target=run_known, name="torchyard-recorder", daemon=True)
     old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         thread.start()

@@ -50,15 +50,18 @@ _OPERATIONS = {
 }
 _SETUP = "set-up"  # of process groups, which is not counted
 _DEFAULT_GROUP = "0"  # its ranks, all of them, are not listed
+_GLOO_SUFFIX = " of gloo"  # of the name of a group that has NCCL, too: each backend numbers its own calls
 _MAX_MEMBERS = 256  # ranks of a group that are listed: more do not fit into a line
 
 
 def enable_flight_recorder() -> None:
-    """Let torch record collectives; the variable has another name in older versions."""
+    """Let torch record collectives, unless the user has set how many, by either name of the variable."""
+    if "TORCH_FR_BUFFER_SIZE" in os.environ or "TORCH_NCCL_TRACE_BUFFER_SIZE" in os.environ:
+        return
     version = _read_torch_version()
     if version:
         name = "TORCH_FR_BUFFER_SIZE" if version >= _RENAMED_IN else "TORCH_NCCL_TRACE_BUFFER_SIZE"
-        os.environ.setdefault(name, _BUFFER_SIZE)
+        os.environ[name] = _BUFFER_SIZE
 
 
 def _read_torch_version() -> tuple[int, int] | None:
@@ -72,17 +75,20 @@ def _read_torch_version() -> tuple[int, int] | None:
 
 
 def count_collectives() -> dict[str, tuple[int, int]]:
-    """Collectives called and completed, by torch's number of the process group; empty before there is one."""
+    """Collectives called and completed, by torch's number of the process group; empty before there is one.
+
+    With the name of the dump: each backend numbers its groups from 0.
+    """
     c10d = sys.modules.get("torch.distributed.distributed_c10d")
     if c10d is None or not getattr(c10d, "is_initialized", bool)():
         return {}
     counts: dict[str, tuple[int, int]] = {}
-    for dump in _find_dumps():
+    for name, dump in _find_dumps().items():
         for number, status in (json.loads(dump(False, False)).get("pg_status") or {}).items():
             enqueued = int(status["last_enqueued_collective"])
             completed = int(status["last_completed_collective"])
             if enqueued >= 0:
-                counts[number] = (enqueued, max(completed, 0))
+                counts["%s/%s" % (name, number)] = (enqueued, max(completed, 0))
     return counts or _count_sequence_numbers(c10d)
 
 
@@ -97,7 +103,7 @@ def count_calls() -> int | None:
         return None
     counts = [
         int(status["last_enqueued_collective"])
-        for dump in _find_dumps()
+        for dump in _find_dumps().values()
         for status in (json.loads(dump(False, False)).get("pg_status") or {}).values()
     ]
     return sum(count for count in counts if count > 0) or len(list_entries())
@@ -124,21 +130,22 @@ class GroupNames:
         if unknown and unknown != self._queried_counts:
             self._queried_counts = unknown
             self._names.update((str(entry["pg_id"]), str(entry["process_group"][0])) for entry in list_entries())
-        members = _list_members() if counts else {}
         groups = {}
         for number, (enqueued, completed) in counts.items():
-            name = self._names.get(number, number)
+            name = self._names.get(number, number.rpartition("/")[2])
             groups[name] = {
-                "ranks": choose_listed_ranks(name, members.get(name, []), world),
+                "ranks": list_ranks(name, world),
                 "enqueued": enqueued,
                 "completed": min(completed, enqueued),
             }
         return groups
 
 
-def choose_listed_ranks(name: str, ranks: list[int], world: int) -> list[int]:
-    """The ranks of a group as a record lists them: none if they are all ranks of the job, or too many."""
-    includes_all = name == _DEFAULT_GROUP and len(ranks) == world
+def list_ranks(name: str, world: int) -> list[int]:
+    """The ranks of a group as a record lists them: none if they are all ranks of the job, too many, or not known."""
+    group = name.partition(_GLOO_SUFFIX)[0]
+    ranks = _list_members().get(group, [])
+    includes_all = group == _DEFAULT_GROUP and len(ranks) == world
     return [] if includes_all or len(ranks) > _MAX_MEMBERS else ranks
 
 
@@ -186,19 +193,20 @@ def find_call(frames: Iterable[Any]) -> Json | None:
     """What the stack shows of a call of torch.distributed, and its flight recorder does not; None if nothing.
 
     A send or receive with its `peer`, because gloo's are not in the flight recorder; the `members` of a new group; the
-    `operation` of a collective, the `root` of a broadcast, scatter, reduce or gather, and as `unrecorded` the name and
-    the ranks of a group whose call may not be recorded yet.
+    `operation` of a collective, the `root` of a broadcast, scatter, reduce or gather, and as `unrecorded` the name of a
+    group whose call may not be recorded yet.
     """
     for frame in frames:
         name = frame.f_code.co_name
         if not frame.f_code.co_filename.endswith("distributed_c10d.py"):
             continue
         if name in _TRANSFERS:
-            return {"group": "0", "sequence": 0, "operation": name, "peer": _find_rank(frame, _TRANSFERS[name])}
+            return {"group": "0", "sequence": 0, "operation": name, "peer": _find_rank(frame, *_TRANSFERS[name])}
         if name in _OPERATIONS:
-            call = {"operation": _OPERATIONS[name], "unrecorded": _find_unrecorded_group(frame.f_locals.get("group"))}
+            group = _find_unrecorded_group(frame.f_locals.get("group"))
+            call: Json = {"operation": _OPERATIONS[name], "unrecorded": group}
             if name in _ROOTED:
-                call["root"] = _find_rank(frame, _ROOTED[name])
+                call["root"] = _find_rank(frame, *_ROOTED[name])
             return call
         if name == "new_group":
             ranks = frame.f_locals.get("ranks")
@@ -207,8 +215,8 @@ def find_call(frames: Iterable[Any]) -> Json | None:
     return None
 
 
-def _find_unrecorded_group(group: object) -> Json | None:
-    """The group of a call that blocks before torch records it, as NCCL's first one does; None if it cannot.
+def _find_unrecorded_group(group: object) -> str | None:
+    """The name of the group of a call that blocks before torch records it, as NCCL's first one does; None if it cannot.
 
     `group`: the argument of the call; None: the default group.
     """
@@ -220,31 +228,65 @@ def _find_unrecorded_group(group: object) -> Json | None:
         # A group of several backends, or of none that was named, may use gloo, which an older torch does not record.
         may_use_nccl = "nccl" in backend or backend == "undefined"
         if backend == "nccl" or (may_use_nccl and hasattr(core, _COMPLETE_DUMP)):
-            name = str(c10d._world.pg_names[group])
-            return {"name": name, "ranks": _list_members().get(name, [])}
+            return str(c10d._world.pg_names[group])
     return None
 
 
-def _find_rank(frame: Any, names: Iterable[str]) -> int | None:
-    """The first of these local variables that is a rank; None if none is."""
-    for name in names:
-        value = frame.f_locals.get(name)
-        if isinstance(value, int):
-            return value
+def _find_rank(frame: Any, name: str, group_name: str) -> int | None:
+    """The rank in the first of these local variables that is a number; None if none is.
+
+    `group_name`: of the variable that has the number in the call's group; without its members the rank is not known.
+    """
+    rank = frame.f_locals.get(name)
+    if isinstance(rank, int):
+        return rank
+    number = frame.f_locals.get(group_name)
+    if not isinstance(number, int):
+        return None
+    group = frame.f_locals.get("group")
+    with contextlib.suppress(Exception):  # of a torch that keeps its groups in another way
+        c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")
+        numbers = c10d._world.pg_group_ranks[group or c10d._get_default_group()]
+        for member, member_number in numbers.items():
+            if member_number == number:
+                return int(member)
     return None
 
 
 def list_entries() -> list[Json]:
-    """The calls that torch has kept, the oldest first; reading 2,000 of them takes 60 ms."""
+    """The calls that torch has kept, of each backend the oldest first; reading 2,000 of them takes 60 ms.
+
+    `pg_id` and the group's name are made unique among the backends.
+    """
     entries: list[Json] = []
-    for dump in _find_dumps():
-        entries += json.loads(dump(True, False)).get("entries") or []
+    for dump_name, dump in _find_dumps().items():
+        shared_names = _list_shared_groups() if dump_name == _COMPLETE_DUMP else set()
+        for entry in json.loads(dump(True, False)).get("entries") or []:
+            name, *description = entry["process_group"]
+            if name in shared_names:
+                name += _GLOO_SUFFIX
+            entry.update(pg_id="%s/%s" % (dump_name, entry["pg_id"]), process_group=[name, *description])
+            entries.append(entry)
     return entries
 
 
-def _find_dumps() -> list[Any]:
+def _list_shared_groups() -> set[str]:
+    """The names of the groups that use NCCL for tensors of a GPU, and gloo for others."""
+    c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")
+    if not hasattr(sys.modules.get("torch._C._distributed_c10d"), "ProcessGroupNCCL"):
+        return set()
+    names = set()
+    with contextlib.suppress(Exception):  # of a torch that keeps its groups in another way
+        for group, (backend, *_) in list(c10d._world.pg_map.items()):
+            if backend == "undefined" or ("nccl" in backend and "gloo" in backend):
+                names.add(str(c10d._world.pg_names[group]))
+    return names
+
+
+def _find_dumps() -> dict[str, Any]:
+    """The functions of torch that return its flight recorders' content, by name."""
     core = sys.modules.get("torch._C._distributed_c10d")
-    return [getattr(core, name) for name in _DUMPS if hasattr(core, name)]
+    return {name: getattr(core, name) for name in _DUMPS if hasattr(core, name)}
 
 
 def _count_sequence_numbers(c10d: object) -> dict[str, tuple[int, int]]:

@@ -20,6 +20,7 @@ def frame(function: str, file: str) -> tuple[Frame, ...]:
         ({"typical_pause_s": 4.0}, 12.0),
         ({"longest_idle_s": 5.0}, 15.0),
         ({"is_polling": True}, 12.0),
+        ({"is_polling": True, "stack": frame("get", "/l/multiprocessing/queues.py")}, 4.0),
         ({"typical_pause_s": 0.0, "groups": {}}, 12.0),
         ({"state": "T", "typical_pause_s": 0.1}, 2.0),
         ({"idle_s": 0.0}, 300.0),

@@ -43,6 +43,13 @@ def test_group_without_ranks_has_those_that_know_it() -> None:
     assert collective.missing == {1}
 
 
+def test_group_that_no_record_shows_has_no_missing_ranks() -> None:
+    """Ranks that wait in a group whose members are not known wait for nobody that is known: they are not all of it."""
+    waiting = [build_record(rank, pending=build_collective(sequence=3, group="7")) for rank in (0, 1)]
+    records = index_by_rank(*waiting, build_record(2, idle_s=0.0))
+    assert find_pending_collectives(records, {0, 1}, 4) == ()
+
+
 def test_stopped_rank_has_not_come() -> None:
     """The counters of a stopped rank are old, and what it has called it does not do: it waits in nothing."""
     stopped = build_waiting_record(3, state="T")

@@ -46,6 +46,23 @@ def test_newest_condition_is_quoted() -> None:
     assert (queue.missing, queue.state) == ("new", "its PodGroup is Pending")
 
 
+def test_gang_that_is_admitted_misses_nothing() -> None:
+    """Once the queue has admitted the gang, old events and conditions about its wait are not quoted."""
+    group = build_group("Inqueue", "3/3 tasks in gang unschedulable")
+    queue = read_pod_group({"PodGroup/x": group}, [build_event("job", QUOTA)], "job")
+    assert queue
+    assert (queue.missing, queue.is_admitted) == (None, True)
+
+
+def test_condition_of_success_is_not_missing() -> None:
+    """The condition Scheduled says that the gang can be scheduled, not what it lacks."""
+    group = build_group("Pending", "tasks in gang are ready to be scheduled")
+    group["status"]["conditions"][0]["type"] = "Scheduled"
+    queue = read_pod_group({"PodGroup/x": group}, (), "job")
+    assert queue
+    assert queue.missing is None
+
+
 @pytest.mark.parametrize(
     ("name", "message", "missing"),
     [

@@ -1,12 +1,18 @@
 """What a rank does, from two samples of /proc, and for how long it has provably done nothing."""
 
+import os
 import socket
+import subprocess
+import sys
 import time
+from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
 from tests.processes.python_commands import running_python
 from tests.support.waiting import wait_until
+from torchyard.host.black_box import activity
 from torchyard.host.black_box.activity import Activity, ActivityMeter, Sample, ThreadSample, compare_samples
 
 WAITING = "import time; time.sleep(60)"
@@ -15,6 +21,9 @@ BESIDE_A_THREAD = f"import threading; threading.Thread(target=exec, args=({POLLI
 LOCKED = f"import threading; LOCK = threading.Lock(); LOCK.acquire(); {BESIDE_A_THREAD}"
 COMPUTING = "while True: pass"
 READING = "import os\nwhile True: os.pread(os.open('/proc/self/exe', 0), 65536, 0); os.closerange(3, 9)"
+READING_SLOWLY = (
+    "import os, time\nf = os.open('/proc/self/exe', 0)\nwhile True: os.pread(f, 65536, 0); time.sleep(0.05)"
+)
 WRITING = "import os\nwhile True: os.write(1, b'x' * 65536)"
 FAULTING = "import mmap, time\nwhile True:\n  m = mmap.mmap(-1, 1 << 20); m.write(bytes(1 << 20)); time.sleep(0.05)"
 WITH_BUSY_CHILD = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {COMPUTING!r}]).wait()"
@@ -23,14 +32,14 @@ WITH_SHORT_CHILDREN = "import subprocess, sys\nwhile True: subprocess.run([sys.e
 PID = 7
 
 
-def take_sample(pid: int) -> Sample:
-    return Sample(time.monotonic(), pid, {"tid": 0, "trainer": pid, "store_port": 0})
+def take_sample(pid: int, recorder_threads: Sequence[int] = ()) -> Sample:
+    return Sample(time.monotonic(), pid, {"recorder_threads": recorder_threads, "trainer": pid, "store_port": 0})
 
 
-def measure(pid: int) -> Activity:
-    before = take_sample(pid)
+def measure(pid: int, recorder_threads: Sequence[int] = ()) -> Activity:
+    before = take_sample(pid, recorder_threads)
     time.sleep(0.5)
-    return compare_samples(before, take_sample(pid))
+    return compare_samples(before, take_sample(pid, recorder_threads))
 
 
 @pytest.mark.parametrize(
@@ -65,6 +74,37 @@ def test_process_that_waits_is_idle(code: str, is_polling: bool) -> None:
         assert measure(pid) == Activity(is_active=False, uses_files=False, is_polling=is_polling)
 
 
+def test_program_with_a_library_name_is_no_library(tmp_path: Path) -> None:
+    """The main thread of a program that is called nccl_train.py, and those that it starts, are the rank's."""
+    program = tmp_path / "nccl_train"
+    program.symlink_to(sys.executable)
+    process = subprocess.Popen([program, "-S", "-c", COMPUTING])
+    try:
+        wait_until(lambda: Path(f"/proc/{process.pid}/comm").read_text() == "nccl_train\n")
+        assert measure(process.pid).is_active
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_children_that_the_kernel_does_not_list_may_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel without lists of children does not prove that there are none: no rank is idle."""
+    monkeypatch.setattr(activity, "_CHILDREN_PATH", "/proc/no-such-file")
+    assert compare_samples(build_sample(0.0), build_sample(0.7)).is_active
+
+
+def test_recorders_in_the_rank_are_no_activity() -> None:
+    """What the recorders' own threads read, in a rank without an agent, is not the rank's: also of several threads."""
+    code = (
+        f"import threading\nfor _ in range(2): threading.Thread(target=exec, args=({READING_SLOWLY!r}, {{}})).start()"
+    )
+    with running_python(code) as pid:
+        wait_until(lambda: len(os.listdir(f"/proc/{pid}/task")) == 3)
+        threads = [int(thread) for thread in os.listdir(f"/proc/{pid}/task") if int(thread) != pid]
+        wait_until(lambda: not measure(pid, threads).is_active)
+        assert measure(pid, threads[:1]).uses_files
+
+
 def test_process_that_downloads_slowly_is_active() -> None:
     """A process that waits for a slow server, and receives some kilobytes now and then, is active."""
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -88,7 +128,7 @@ def test_process_that_downloads_slowly_is_active() -> None:
 )
 def test_process_that_waits_for_its_gpu_is_active(path: str, function: str, is_active: bool) -> None:
     """A blocking wait for a GPU uses no processor, and nothing here shows whether the GPU works."""
-    record = {"tid": 0, "store_port": 0, "stack": [{"function": function, "file": path, "line": 231}]}
+    record = {"recorder_threads": [], "store_port": 0, "stack": [{"function": function, "file": path, "line": 231}]}
     with running_python(WAITING) as pid:
         wait_until(lambda: not measure(pid).is_active)
         before, after = (Sample(taken_at, pid, record | {"trainer": pid}) for taken_at in (1.0, 1.5))
@@ -104,7 +144,7 @@ def test_thread_that_waits_for_a_gpu_is_activity() -> None:
 
 def build_sample(taken_at: float, **fields: object) -> Sample:
     """A sample of a process that does not exist, with these counters."""
-    sample = Sample(taken_at, 2**22 + 1, {"tid": 0, "trainer": 0, "store_port": 0})
+    sample = Sample(taken_at, 2**22 + 1, {"recorder_threads": [], "trainer": 0, "store_port": 0})
     for name, value in fields.items():
         setattr(sample, name, value)
     return sample
@@ -126,6 +166,7 @@ def thread(processor_s: float, queued_s: float, runs: int = 1, is_runnable: bool
         pytest.param({}, {"minor_faults": {PID: 100}}, True, id="touches much memory"),
         pytest.param({}, {"major_faults": {PID: 1}}, True, id="waits for a page of a file"),
         pytest.param({}, {"file_bytes": {PID: 30_000}}, True, id="reads a file slowly"),
+        pytest.param({}, {"disk_bytes": {PID: 30_000}}, True, id="reads a file by io_uring"),
         pytest.param({}, {"socket_bytes": {1: 500}}, False, id="has a library's heartbeat"),
         pytest.param({}, {"socket_bytes": {1: 500}, "wakes": 1}, True, id="asks another machine"),
         pytest.param({"processor_s": {PID: 1.0}}, {"processor_s": {PID: 1.1}}, True, id="had a child that has ended"),
@@ -206,6 +247,24 @@ def test_connection_of_a_loop_that_always_polls_is_its_own() -> None:
     meter = ActivityMeter(PID)
     feed_polling(meter, [20] * 10, [0] * 10, inode=2)
     assert meter.idle_s == 0.0
+
+
+@pytest.mark.parametrize(
+    ("wakes", "is_polling"),
+    [
+        pytest.param([1, 0, 0, 0, 0, 0], False, id="goes to sleep for good"),
+        pytest.param([0, 0, 0, 0, 1, 0, 0], True, id="was woken some seconds ago"),
+        pytest.param([0, 0, 0, 0, 1], True, id="was woken just now"),
+    ],
+)
+def test_thread_that_was_woken_while_it_was_idle_polls(wakes: list[int], is_polling: bool) -> None:
+    """A loop that sleeps for seconds polls also between its wakes, for as long as the rank is idle."""
+    meter = ActivityMeter(PID)
+    for second in range(len(wakes) + 1):
+        meter.add(build_sample(float(second), wakes=sum(wakes[:second])))
+    assert (meter.is_polling, meter.idle_s) == (is_polling, len(wakes))
+    meter.add(build_sample(len(wakes) + 1.0, wakes=sum(wakes), minor_faults={PID: 100_000}))
+    assert meter.is_polling is False
 
 
 def test_time_without_samples_is_not_idle() -> None:

@@ -1,5 +1,6 @@
 """NodeRecorder: which records of a node's ranks it prints, and when."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -12,16 +13,18 @@ from typing import Any
 
 import pytest
 
+from tests.processes.python_commands import running_python
 from tests.support.waiting import wait_until
 from torchyard.diagnosis.hang import judge
 from torchyard.diagnosis.hang.records import parse_records
-from torchyard.host.black_box import activity, node_recorder
+from torchyard.host.black_box import activity, node_recorder, processes
 from torchyard.host.black_box.activity import Activity
 from torchyard.host.black_box.node_recorder import NodeRecorder
-from torchyard.host.black_box.processes import read_state
+from torchyard.host.black_box.processes import read_state, read_wchan
 from torchyard.host.black_box.slot import RecordSlot
 from torchyard.model.hang import RECORD_PREFIX, RankRecord
 
+WAIT_FOR_FIFO = "wait_for_partner"
 FRAME = {"function": "load", "file": "/app/train.py", "line": 88}
 
 
@@ -31,7 +34,7 @@ def build_healthy_record(rank: int, now: float) -> dict[str, Any]:
         "rank": rank,
         "world": 2,
         "pid": 0,
-        "tid": 0,
+        "recorder_threads": [],
         "tick": now,
         "moved": now,
         "typical_pause_s": 0.2,
@@ -185,6 +188,27 @@ def test_rank_that_waits_in_nccl_is_printed_as_one_that_is_idle(node: Node, monk
     assert max(later - earlier for earlier, later in pairwise(times)) <= 10
 
 
+def test_waits_of_children_are_printed_while_the_rank_is_idle(node: Node, tmp_path: Path) -> None:
+    """The record of an idle rank contains in which kernel functions its children sleep: one may wait for a file."""
+    os.mkfifo(tmp_path / "fifo")
+    code = f"import subprocess; subprocess.run(['cat', {str(tmp_path / 'fifo')!r}])"
+    with running_python(code) as pid:
+        wait_until(lambda: any(read_wchan(child, child) == WAIT_FOR_FIFO for child in activity.list_descendants(pid)))
+        printed = [node.poll(elapsed_s, moved=node.start, pid=pid, trainer=pid) for elapsed_s in (1.0, 2.0, 3.0)]
+    assert f"S {WAIT_FOR_FIFO}" in printed[-1][0].kernel_waits
+
+
+def test_poll_some_seconds_ago_is_printed(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that was woken while it was idle polls in all later records of that idle time."""
+    waiting = Activity(is_active=False, uses_files=False, is_polling=False)
+    woken_at = node.start + 6.0
+    monkeypatch.setattr(
+        activity, "compare_samples", lambda _, after, __: waiting._replace(is_polling=after.taken_at == woken_at)
+    )
+    records = [record for elapsed_s in range(9) for record in node.poll(elapsed_s, moved=node.start)]
+    assert [record.stalled_s for record in records if record.is_polling] == [6.0, 7.0, 8.0]
+
+
 def test_wait_for_a_gpu_is_printed(node: Node) -> None:
     """The record of a rank that waits for its GPU shows it, and that the rank is not idle."""
     frame = {"function": "synchronize", "file": "/v/site-packages/torch/cuda/__init__.py", "line": 1162}
@@ -254,6 +278,20 @@ def test_end_of_a_rank_is_printed_once(node: Node) -> None:
     assert node.poll(2) == []
 
 
+def test_failed_read_is_no_end(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that has run out of descriptors for a moment does not end a rank, whose later stalls are printed."""
+    node.poll(0)
+
+    def fail_to_open(path: str) -> str:
+        raise OSError(errno.ENFILE, os.strerror(errno.ENFILE), path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(processes, "_read_text", fail_to_open)
+        assert node.poll(1) == []
+        assert [record.state for record in node.poll(3, moved=node.start)] == ["?"]
+    assert [record.kind for record in node.poll(5, moved=node.start)] == ["stall"]
+
+
 def test_end_is_printed_when_the_agent_ends(tmp_path: Path, node: Node) -> None:
     """An agent that ends before its next poll prints the end of its rank first."""
     node.poll(0)
@@ -278,6 +316,14 @@ def test_many_groups_fit_into_a_line(node: Node) -> None:
     groups = {str(name): {"ranks": list(range(200)), "enqueued": 5, "completed": 5} for name in range(12)}
     (record,) = node.poll(4.5, moved=node.start, groups=groups, stack=[FRAME] * 24)
     assert (len(record.stack), record.groups["0"].enqueued) == (8, 5)
+
+
+def test_group_in_which_the_rank_waits_stays_in_the_line(node: Node) -> None:
+    """Groups that do not fit into a line are left out, but not the one whose members show whom the rank waits for."""
+    groups = {f"{name:040}": {"ranks": [0, 1], "enqueued": 5, "completed": 5} for name in range(60)}
+    pending = {"group": max(groups), "sequence": 6, "operation": "barrier"}
+    (record,) = node.poll(4.5, moved=node.start, groups=groups, pending=pending)
+    assert (max(groups) in record.groups, len(record.groups) < 60) == (True, True)
 
 
 def test_frozen_rank_gets_no_signal(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,10 +11,12 @@ WAITING = "import time; time.sleep(60)"
 
 
 def test_stopped_and_ended_processes_have_their_states() -> None:
-    """A stopped process has the state T, and one that has ended has none."""
+    """A stopped process has the state T, one that has ended has none, and a thread that has ended ends no process."""
     with running_python(WAITING) as pid:
         os.kill(pid, signal.SIGSTOP)
         wait_until(lambda: processes.read_state(pid) == "T")
+        assert (processes.read_state(pid, 2**22 + 1), processes.has_ended(pid)) == ("?", False)
+    assert processes.has_ended(pid)
     assert (processes.read_state(pid), processes.read_wchan(pid, pid)) == ("", "")
 
 

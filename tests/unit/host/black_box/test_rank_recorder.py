@@ -22,7 +22,8 @@ class ScriptedRank:
         slot = RecordSlot.claim(str(folder), 1)
         assert slot
         self.counts: Counts = {}
-        self.recorder = RankRecorder(slot, 1, 4)
+        self.thread_ids: list[int] = []
+        self.recorder = RankRecorder(slot, 1, 4, self.thread_ids)
         self.now = 1000.0
 
     def tick(self, elapsed_s: float, enqueued: int, completed: int) -> Any:
@@ -149,13 +150,27 @@ def test_call_that_blocks_before_torch_records_it_is_pending(
     rank: ScriptedRank, monkeypatch: pytest.MonkeyPatch, group: str, pending: dict[str, object]
 ) -> None:
     """NCCL's first call in a group blocks until all ranks have connected: it is the next call of that group."""
-    call = {"operation": "gather", "root": 2, "unrecorded": {"name": group, "ranks": [0, 1]}}
+    call = {"operation": "gather", "root": 2, "unrecorded": group}
     monkeypatch.setattr(torch_facts, "list_entries", list)
+    monkeypatch.setattr(torch_facts, "_list_members", lambda: {"7": [0, 1]})
     monkeypatch.setattr(torch_facts, "find_call", lambda frames: call)
     rank.tick(1, 3, 3)
     record = rank.tick(5, 3, 3)
     assert record["pending"] == pending
     assert record["groups"]["7"]["ranks"] == [0, 1] if group == "7" else "7" not in record["groups"]
+
+
+def test_pending_group_has_its_members_before_it_is_counted(
+    rank: ScriptedRank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call that torch has recorded, and not counted, is in a group with all its members, not in one of waiters."""
+    call = {"process_group": ["7", "dp"], "pg_id": 1, "collective_seq_id": 1, "profiling_name": "gloo:barrier"}
+    monkeypatch.setattr(torch_facts, "list_entries", lambda: [call])
+    monkeypatch.setattr(torch_facts, "_list_members", lambda: {"7": [0, 1]})
+    rank.tick(1, 3, 3)
+    record = rank.tick(5, 3, 3)
+    assert record["pending"]["group"] == "7"
+    assert record["groups"]["7"] == {"ranks": [0, 1], "enqueued": 1, "completed": 0}
 
 
 def test_call_that_torch_has_not_counted_is_complete(rank: ScriptedRank, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,6 +182,14 @@ def test_call_that_torch_has_not_counted_is_complete(rank: ScriptedRank, monkeyp
     assert (record["groups"]["0"]["completed"], record["pending"]) == (3, None)
     monkeypatch.setattr(torch_facts, "count_collectives", lambda: 1 // 0)
     assert rank.tick(1, 3, 2)["groups"] == {}
+
+
+def test_record_has_the_threads_of_all_recorders(rank: ScriptedRank) -> None:
+    """The node's recorder may start after the rank's, in the same process: the next record has its thread."""
+    rank.thread_ids.append(41)
+    assert rank.tick(1, 1, 1)["recorder_threads"] == [41]
+    rank.thread_ids.append(42)
+    assert rank.tick(1, 1, 1)["recorder_threads"] == [41, 42]
 
 
 def test_waiting_share_is_that_of_ticks_inside_a_collective(rank: ScriptedRank) -> None:

@@ -109,6 +109,16 @@ def test_flight_recorder_is_enabled_by_the_variable_of_the_version(
     assert [name for name in os.environ if name.endswith("_BUFFER_SIZE")] == [variable]
 
 
+@pytest.mark.parametrize("name", ["TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_FR_BUFFER_SIZE"])
+def test_flight_recorder_of_the_user_stays(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """A size that the user has set, by either name, stays the only one: torch prefers the newer name."""
+    for variable in ("TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_FR_BUFFER_SIZE"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv(name, "20")
+    torch_facts.enable_flight_recorder()
+    assert {variable for variable in os.environ if variable.endswith("_BUFFER_SIZE")} == {name}
+
+
 def test_oldest_collective_that_is_not_complete_is_found() -> None:
     """Entries that are retired or older than the last completion are not pending."""
     entries = [
@@ -157,8 +167,8 @@ def enter_collective(signature: str, *args: Any) -> Any:
         ),
         (
             "reduce(tensor, dst=None, group=None, group_dst=None)",
-            (None, None, None, 1),
-            {"operation": "reduce", "unrecorded": None, "root": 1},
+            (None, None, "mine", 1),
+            {"operation": "reduce", "unrecorded": None, "root": 3},
         ),
         (
             "new_group(ranks=None)",
@@ -170,8 +180,12 @@ def enter_collective(signature: str, *args: Any) -> Any:
     ],
     ids=["recv", "broadcast", "reduce", "new_group", "all_gather_into_tensor", "all_gather_object"],
 )
-def test_call_is_read_from_the_stack(signature: str, args: tuple[Any, ...], call: Any) -> None:
-    """A frame of torch contains a call's operation, peer or root, and the members of a new group."""
+def test_call_is_read_from_the_stack(
+    monkeypatch: pytest.MonkeyPatch, signature: str, args: tuple[Any, ...], call: Any
+) -> None:
+    """A frame of torch contains a call's operation, peer or root, also by its number in the group, and new members."""
+    world = SimpleNamespace(pg_group_ranks={"mine": {2: 0, 3: 1}})
+    monkeypatch.setitem(sys.modules, "torch.distributed.distributed_c10d", SimpleNamespace(_world=world))
     assert torch_facts.find_call([enter_collective(signature, *args)]) == call
 
 
@@ -195,7 +209,46 @@ def test_group_of_a_call_that_nccl_has_not_recorded(
     monkeypatch.setitem(sys.modules, "torch.distributed.distributed_c10d", SimpleNamespace(_world=world))
     monkeypatch.setitem(sys.modules, "torch._C._distributed_c10d", SimpleNamespace(**{dump: None}))
     call: Any = torch_facts.find_call([enter_collective("all_reduce(tensor, group=None)", None, "mine")])
-    assert call["unrecorded"] == ({"name": "7", "ranks": [2, 3]} if has_group else None)
+    assert call["unrecorded"] == ("7" if has_group else None)
+
+
+def dump_calls(name: str, count: int) -> Any:
+    """A dump of torch's flight recorder: its group 0, called `name`, has so many calls."""
+    status = {"0": {"last_enqueued_collective": str(count), "last_completed_collective": str(count)}}
+    entries = [{"pg_id": 0, "process_group": [name, "undefined"]}]
+    return lambda has_entries, _: json.dumps({"pg_status": status, "entries": entries if has_entries else []})
+
+
+@pytest.mark.parametrize(
+    ("backends", "gloo_group", "counts"),
+    [
+        ({"0": "nccl", "1": "gloo"}, "1", {"0": 60, "1": 5}),
+        ({"0": "cpu:gloo,cuda:nccl"}, "0", {"0": 60, "0 of gloo": 5}),
+        ({"0": "undefined"}, "0", {"0": 60, "0 of gloo": 5}),
+    ],
+    ids=["two groups", "one group of both", "one group without a backend"],
+)
+def test_backends_number_their_groups_alone(
+    monkeypatch: pytest.MonkeyPatch, backends: dict[str, str], gloo_group: str, counts: dict[str, int]
+) -> None:
+    """NCCL's group 0 is another than gloo's, and a group of both backends has two counts."""
+    world = SimpleNamespace(
+        pg_names={name: name for name in backends},
+        pg_map={name: (backend, None) for name, backend in backends.items()},
+        pg_group_ranks={name: {0: 0, 1: 1} for name in backends},
+    )
+    core = SimpleNamespace(
+        ProcessGroupNCCL=object,
+        _dump_fr_trace_json=dump_calls(gloo_group, 5),
+        _dump_nccl_trace_json=dump_calls("0", 60),
+    )
+    c10d = SimpleNamespace(_world=world, is_initialized=lambda: True)
+    monkeypatch.setitem(sys.modules, "torch.distributed.distributed_c10d", c10d)
+    monkeypatch.setitem(sys.modules, "torch._C._distributed_c10d", core)
+    groups = torch_facts.GroupNames().build_groups(torch_facts.count_collectives(), 4)
+    assert {name: (group["enqueued"], group["ranks"]) for name, group in groups.items()} == {
+        name: (count, [0, 1]) for name, count in counts.items()
+    }
 
 
 def test_group_without_this_rank_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
