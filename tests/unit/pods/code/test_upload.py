@@ -83,7 +83,7 @@ def test_small_code_needs_no_claim(planned: Planned, code: dict[str, str]) -> No
     assert plan.code
     assert plan.code.claim is None
     assert not any(map(is_code_upload, plan.store))
-    assert "shared" not in str(plan.objects)
+    assert "claimName" not in str(plan.objects)
 
 
 def test_store_and_claim_are_refused_together(planned: Planned, code: dict[str, str]) -> None:
