@@ -14,6 +14,7 @@ from torchyard.common.secret_shapes import SECRET_SHAPES, build_literal_pattern,
 from torchyard.model.base import FrozenModel
 from torchyard.model.finding import Finding, warning_check
 from torchyard.model.plan import CommandPlan, Plan
+from torchyard.model.run import Row
 
 AnyModel = TypeVar("AnyModel", bound=FrozenModel)
 MASK = "****"
@@ -246,6 +247,12 @@ def mask_document(document: Any) -> Any:
 def mask_model(model: AnyModel) -> AnyModel:
     """A copy of a model with its secrets masked."""
     return model.model_validate(mask_document(model.model_dump()))
+
+
+def mask_row(row: Row) -> Row:
+    """A row of metrics with the secrets in its texts masked; a row of numbers alone is returned as it is."""
+    has_text = any(isinstance(value, str) for value in row.values())
+    return mask_document(row) if has_text else row
 
 
 def remember_secrets(plan: Plan) -> None:

@@ -285,12 +285,12 @@ class Runner:
             match event:
                 case RowsRead():
                     self.control.check_cancelled()
-                    self.sinks.emit(event)
+                    self.sinks.emit(event._replace(rows=tuple(map(secrets.mask_row, event.rows))))
                 case StatusRead():
                     if event.status.state == "running" and not has_started:
                         has_started = True
                         self.folder.record_event("running", attempt=attempt.number, waited_s=round(event.waited_s, 1))
-                    self.sinks.emit(event)
+                    self.sinks.emit(event._replace(status=secrets.mask_model(event.status)))
                 case BadLossRead():
                     self.sinks.emit(BadLossRead(secrets.mask_model(event.bad_loss)))
                 case StopRequested():

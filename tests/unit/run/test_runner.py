@@ -39,7 +39,7 @@ from torchyard.model.errors import (
     PreflightError,
     RunInUseError,
 )
-from torchyard.model.event import EmitJobEvent, RowsRead
+from torchyard.model.event import EmitJobEvent, RowsRead, RunEvent, StatusRead
 from torchyard.model.finding import Finding
 from torchyard.model.plan import CommandPlan, Plan
 from torchyard.model.profile import Deadlines, Profile
@@ -53,6 +53,7 @@ from torchyard.model.run import (
     Metrics,
     Outcome,
     Report,
+    Row,
     Run,
     RunEnd,
     Status,
@@ -742,6 +743,29 @@ def test_secret_in_the_sentence_is_masked(runner: Runner) -> None:
     report = runner.finish("failed", "train.py --token=abc123 failed")
     assert (report.sentence.startswith("train.py --token="), report.sentence.endswith(" failed")) == (True, True)
     assert "abc123" not in report.model_dump_json() + (runner.folder.path / "journal").read_text()
+
+
+def test_secrets_of_a_running_job_are_masked(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Secrets that rank 0 prints in a row, or that a pod's status quotes, reach no receiver of events."""
+    row: Row = {"epoch": 1, "loss": 0.5, "resume": "s3://bucket/last.pt?token=abc123456"}
+    status = Status(state="pending", reason="Failed to pull image: https://user:hunter2secret@registry/image")
+
+    def wait_for_end(handle: Handle, emit: EmitJobEvent) -> Outcome:
+        emit(RowsRead((row, {"epoch": 2, "loss": 0.4})))
+        emit(StatusRead(status, 1.0))
+        return attempt(1, "node-lost").outcome
+
+    runner = create_runner(
+        build_lone_profile(write), RUN_ID, LocalControl(), fail_with(None)._replace(wait=wait_for_end)
+    )
+    emitted: list[RunEvent] = []
+    monkeypatch.setattr(runner.sinks, "emit", emitted.append)
+    runner.run()
+    rows, status_read = [event for event in emitted if isinstance(event, RowsRead | StatusRead)]
+    assert isinstance(rows, RowsRead)
+    assert isinstance(status_read, StatusRead)
+    assert rows.rows == (row | {"resume": "s3://bucket/last.pt?token=****"}, {"epoch": 2, "loss": 0.4})
+    assert status_read.status.reason == "Failed to pull image: https://user:****@registry/image"
 
 
 def submit_attempt(runner: Runner) -> CommandPlan:

@@ -45,7 +45,7 @@ _LOOP = LoopThread("logs")
 
 
 class LogSource(NamedTuple):
-    """The log of one container of one pod; a recreated pod has another uid."""
+    """The log of one container of one pod; a recreated pod has another uid. `uid` is empty if it is not known."""
 
     pod: str
     uid: str
@@ -109,6 +109,8 @@ class LogReader:
 
         What a response that started before contains is the log of the pod with this uid.
         """
+        if not source.uid:
+            return
         path = f"{self._pods_path}/{source.pod}"
         try:
             async with aclosing(self._streams.stream_chunks(path, {}, _READ_IDLE_TIMEOUT_S)) as chunks:
