@@ -1,5 +1,6 @@
 """The command `torchyard` as a process: most verbs take 0.2 s, so it neither collects garbage nor cleans up."""
 
+import contextlib
 import gc
 import os
 import signal
@@ -8,6 +9,7 @@ import sys
 gc.disable()
 os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # the search for them reads every installed package
 
+from torchyard.cli.exit_codes import ExitCode  # noqa: E402
 from torchyard.cli.main import main as run  # noqa: E402
 from torchyard.common.escaping import escape_unencodable_output  # noqa: E402
 from torchyard.run.control import Terminated  # noqa: E402
@@ -22,6 +24,22 @@ def main() -> None:
         code = exit.code if isinstance(exit.code, int) else 0
     except (KeyboardInterrupt, Terminated):  # outside a run: nothing was started, so nothing must be reported
         code = 128 + signal.SIGINT
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    os._exit(code if _flush_output() else code or ExitCode.FAILED)
+
+
+def _flush_output() -> bool:
+    """Write what is buffered; return False, after a message on stderr, if the output is incomplete.
+
+    A stream that was closed before the start is None. A reader that is gone, such as `head`, has what it wanted.
+    """
+    is_complete = True
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        try:
+            stream.flush()
+        except BrokenPipeError:
+            continue
+        except OSError as error:
+            is_complete = False
+            with contextlib.suppress(OSError, AttributeError):
+                print(f"cannot write the output: {error}", file=sys.stderr, flush=True)
+    return is_complete

@@ -421,6 +421,8 @@ def _show_trend(args: argparse.Namespace) -> int:
     if not args.history:
         return show_histories(as_json=args.json)
     trend = None
+    if args.lower and not args.value:
+        raise UsageError("torchyard trend: ", "--lower describes the number of --value: use it with --value NAME")
     if args.value:
         trend = Trend(value=args.value, better="lower" if args.lower else "higher")
     return show_history(args.history, trend, args.plot, as_json=args.json)

@@ -4,6 +4,7 @@
 """
 
 import math
+import os.path
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -134,8 +135,8 @@ def explain_dumps(name: str, *, as_json: bool) -> int:
     TorchyardError if there is no such folder, if it contains no dump, or a file that is not one.
     """
     folder = Path(name)
-    if not folder.is_dir():
-        problem = "is not a folder" if folder.exists() else "does not exist"
+    if not os.path.isdir(folder):
+        problem = "is not a folder" if os.path.exists(folder) else "does not exist"
         raise TorchyardError(f"{folder} {problem}: name a run, or the folder with the dumps of torch's flight recorder")
     files: dict[int, Path] = {}
     for path in sorted(folder.glob("*")):

@@ -31,8 +31,8 @@ def read_code(value: object, locate: Callable[[str], Path]) -> LoadedCode:
         raise ProfileKeyError("code", message)
     setting = CodeFolder.model_validate({"path": value} if isinstance(value, str) else value)
     folder = locate(setting.path)
-    if not folder.is_dir():
-        problem = "is a file: name its folder, and the file as program" if folder.exists() else "does not exist"
+    if not os.path.isdir(folder):
+        problem = "is a file: name its folder, and the file as program" if os.path.exists(folder) else "does not exist"
         raise ProfileKeyError("code", f"{folder} {problem}")
     try:
         listing = list_files(folder, setting.exclude, runs_folder())
@@ -63,7 +63,7 @@ def find_program_fault(profile: Profile, names: frozenset[str]) -> Finding | Non
     if os.path.normpath(program) not in names:
         problem = f"{program} is not a file of the code in {profile.code.path}"
         remedy = "name it relative to that folder"
-        if path.is_file() and not program.startswith(("/", "..")):
+        if os.path.isfile(path) and not program.startswith(("/", "..")):
             remedy = f"it exists, but is ignored by git or by code.exclude: add '!{program}' to code.exclude"
         return Finding("program", problem, remedy)
     is_executed = profile.resolved_agent == "none" and not program.endswith(".py")

@@ -64,9 +64,9 @@ def _build_size_error(source: Path, path: object, file_bytes: int, total_bytes: 
 
 def _measure_file(source: Path, path: object) -> int:
     """The size of a file in bytes. ProfileKeyError if it is not a regular file; `path`: its key in `files`."""
-    if source.is_dir():
+    if os.path.isdir(source):
         raise ProfileKeyError("files", f"{source} is a folder: name its files one by one", path)
-    if not source.is_file():
+    if not os.path.isfile(source):
         raise ProfileKeyError("files", f"{source} does not exist, or is not a regular file", path)
     return source.stat().st_size
 

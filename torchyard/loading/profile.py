@@ -292,7 +292,7 @@ def _describe_unknown(problem: str, name: str, choices: Mapping[str, Path]) -> s
 
 def _describe_missing_file(path: Path) -> str:
     """Why a path cannot be read as a file."""
-    if path.is_dir():
+    if os.path.isdir(path):
         return f"{path} is a folder: name a file in it"
     if os.path.islink(path):
         return f"{path} is a link to a file that does not exist: {os.readlink(path)}"
@@ -461,7 +461,7 @@ def _locate_folder(name: str, folder: Path) -> Path:
     """The absolute path of the folder with a job's code, which is looked up as a program is."""
     path = folder / os.path.expanduser(name)
     project_path = ROOT / name
-    return Path(os.path.normpath(project_path if not path.exists() and project_path.is_dir() else path))
+    return Path(os.path.normpath(project_path if not os.path.exists(path) and os.path.isdir(project_path) else path))
 
 
 def _locate_file(name: str, folder: Path) -> Path:

@@ -15,8 +15,9 @@ _CHECKPOINT_KEYS = {"checkpoint", "step"}
 def read_json_lines(lines: Iterable[str]) -> Metrics:
     """Read one JSON object per line. With an epoch, step, trial or size it is a row; else it belongs to the summary.
 
-    A resumed program prints its last row again: the later one of the same epoch, step, trial or size counts. Rows with
-    different values of `collective` do not replace each other.
+    Lines of the same epoch, step, trial or size are one row, as a program prints the losses of training and validation;
+    of a value that is printed twice the later one counts, because a resumed program prints its last rows again. Rows
+    with different values of `collective` are not joined.
     """
     rows = Rows()
     summary: Row = {}
@@ -24,9 +25,10 @@ def read_json_lines(lines: Iterable[str]) -> Metrics:
         row = parse_row(line)
         if not row:
             continue
-        key = find_row_key(row)
-        if key:
-            rows.put((f"{row.get('collective', '')} {key}", row[key]), row)
+        name = find_row_key(row)
+        if name:
+            key = (f"{row.get('collective', '')} {name}", row[name])
+            rows.put(key, (rows.get(key) or {}) | row)
         else:
             summary |= row
     return build_metrics(rows, summary)

@@ -62,7 +62,10 @@ class Trackers(FrozenModel):
         if not isinstance(value, dict):
             return value
         settings: dict[str, Any] = {}
-        package_trackers: dict[str, Any] = dict(value.get("package_trackers") or {})
+        package_trackers = value.get("package_trackers") or {}
+        if not isinstance(package_trackers, dict):
+            return value  # the field's own type refuses it
+        package_trackers = dict(package_trackers)
         for name, options in value.items():
             if name in TRACKER_NAMES:
                 settings[name] = options

@@ -52,6 +52,12 @@ def test_another_number_can_be_shown(history: Path, capsys: pytest.CaptureFixtur
     assert "step" in capsys.readouterr().out.splitlines()[0]
 
 
+def test_lower_without_a_number_is_refused(history: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """--lower describes the number of --value, and is not ignored without it."""
+    assert main(["trend", history.stem, "--lower"]) == 2
+    assert "use it with --value NAME" in capsys.readouterr().err
+
+
 def test_plot_is_written(history: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """--plot writes an SVG file, and a path that cannot be written is an error."""
     assert main(["trend", history.stem, "--plot", str(tmp_path / "x.svg")]) == 0

@@ -63,6 +63,7 @@ def test_files_must_fit_into_one_config_map(write: Write, tmp_path: Path) -> Non
         (["/x.py"], "is a file for each path in the pods, not"),
         ({"/x.py": 3}, "/x.py needs the name of a file on this machine, not 3"),
         ({"/x.py": "none.py"}, "none.py does not exist, or is not a regular file"),
+        ({"/x.py": "long" * 100}, "long does not exist, or is not a regular file"),
         ({"/x.py": "/"}, "/ is a folder: name its files one by one"),
         ({"x.py": "sample.py"}, "'x.py' is not the path of a file in a pod: start it with /"),
         ({"/opt/": "sample.py"}, "'/opt/' is not the path of a file in a pod"),

@@ -378,7 +378,7 @@ def test_long_value_in_a_message_is_shortened(write: Write, keys: dict[str, Any]
 
 
 def test_path_that_is_not_a_file_is_reported(tmp_path: Path) -> None:
-    """A folder, a circular link, a device and a missing file have different messages."""
+    """A folder, a circular link, a device and a missing file, also of an impossible name, have different messages."""
     (tmp_path / "loop.yaml").symlink_to("loop.yaml")
     (tmp_path / "folder.yaml").mkdir()
     paths = {
@@ -386,6 +386,7 @@ def test_path_that_is_not_a_file_is_reported(tmp_path: Path) -> None:
         str(tmp_path / "folder.yaml"): "is a folder: name a file in it",
         "/dev/null": "is not a regular file: name a YAML file",
         str(tmp_path / "none.yaml"): "there is no file ",
+        str(tmp_path / f"{'long' * 100}.yaml"): "there is no file ",
     }
     for path, expected in paths.items():
         with pytest.raises(ProfileError, match=expected):

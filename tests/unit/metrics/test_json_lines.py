@@ -24,6 +24,15 @@ def test_repeated_row_replaces_the_earlier_one() -> None:
     assert [row["accuracy"] for row in metrics.rows] == [0.6, 0.7, 0.9]
 
 
+def test_lines_of_one_epoch_are_one_row() -> None:
+    """A program that prints the losses of training and validation as two lines of an epoch has both in its row."""
+    lines = ['{"epoch": 1, "train_loss": 0.9}', '{"epoch": 1, "val_loss": 1.1}', '{"epoch": 2, "train_loss": 0.8}']
+    assert read_json_lines(lines).rows == (
+        {"epoch": 1, "train_loss": 0.9, "val_loss": 1.1},
+        {"epoch": 2, "train_loss": 0.8},
+    )
+
+
 def test_report_of_a_checkpoint_is_not_a_row() -> None:
     """The report of a checkpoint changes no row, also if it has the same step, and is not a value of the run."""
     reports = [json.dumps({"checkpoint": f"step-{step}", "step": step}) for step in (0, 5, 9)]

@@ -66,6 +66,13 @@ def test_wrong_value_is_an_error_with_its_line(write: Write, keys: dict[str, Any
     assert message in str(finding)
 
 
+def test_package_trackers_that_are_no_mapping_are_refused(write: Write) -> None:
+    """`metrics_to.package_trackers` of another type is an error of the profile with its line."""
+    path = write(metrics_to={"package_trackers": 5})
+    with pytest.raises(ProfileError, match=f"{path}:.*metrics_to.package_trackers"):
+        load(path)
+
+
 def test_tracker_of_another_package_keeps_its_options() -> None:
     """A tracker that is not torchyard's is stored with its options, which the journal preserves."""
     keys = {"name": "a", "about": "a test", "launcher": "baremetal"}
