@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from torchyard.common.escaping import shorten_text
 from torchyard.loading.manifest_file import ManifestFile
 from torchyard.loading.yaml_errors import Loc, ProfileKeyError, explain_error, find_position, shorten_message
 from torchyard.model.errors import ProfileError
@@ -15,6 +16,8 @@ from torchyard.model.finding import FilePosition, Finding
 from torchyard.model.plan import Plan
 from torchyard.model.requirements import get_manifest_location
 from torchyard.model.rules import get_first_key
+
+_MAX_WHERE_CHARS = 300  # of the key of a finding, which may be a name of any length in a manifest
 
 
 class Findings:
@@ -45,14 +48,19 @@ class Findings:
         """
         manifest_position = self.manifest.locate(finding.where) if self.manifest else None
         if manifest_position:
-            self.listed.append(replace(finding, what=shorten_message(finding.what)).at(manifest_position))
+            self._list(finding, manifest_position)
             self.wrong_keys.add("manifest")
             return
         if loc is None:
             loc = tuple(map(_read_segment, finding.where.split("."))) if finding.where else ()
-        self.listed.append(replace(finding, what=shorten_message(finding.what)).at(self.locate(loc)))
+        self._list(finding, self.locate(loc))
         if loc:
             self.wrong_keys.add(_name_wrong_key(loc))
+
+    def _list(self, finding: Finding, position: FilePosition) -> None:
+        """Add a finding at its position. Its texts may quote keys and values of any length."""
+        where = shorten_text(finding.where, _MAX_WHERE_CHARS)
+        self.listed.append(replace(finding, where=where, what=shorten_message(finding.what)).at(position))
 
     def locate(self, loc: Loc) -> FilePosition:
         """The line of a key of the profile, or `override`."""

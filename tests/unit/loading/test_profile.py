@@ -369,6 +369,19 @@ def test_any_value_at_any_key_is_reported_in_one_sentence(tmp_path: Path, kind: 
     assert all(0 < length < 1500 for length in lengths), lengths
 
 
+def test_long_key_of_a_manifest_is_shortened(tmp_path: Path) -> None:
+    """A message about a very long key of a manifest, such as the name of a resource, stays readable."""
+    document = copy.deepcopy(VALID_FILES["manifest"][0])
+    path = next(path for path in list_value_paths(document) if path[-1:] == ("limits",))
+    limits = document
+    for key in path:
+        limits = limits[key]
+    limits["long" * 1000] = "lots"
+    (finding,) = list_findings(tmp_path, "manifest", dump_documents(document))
+    assert len(finding) < 1500
+    assert "is not an amount of Kubernetes" in finding
+
+
 @pytest.mark.parametrize("keys", [{"resources": {"gpus": "a" * 5000}}, {"image": "A" * 5000}])
 def test_long_value_in_a_message_is_shortened(write: Write, keys: dict[str, Any]) -> None:
     """A message that quotes a very long value stays readable."""
