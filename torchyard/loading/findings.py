@@ -59,8 +59,8 @@ class Findings:
 
     def _list(self, finding: Finding, position: FilePosition) -> None:
         """Add a finding at its position. Its texts may quote keys and values of any length."""
-        where = shorten_text(finding.where, _MAX_WHERE_CHARS)
-        self.listed.append(replace(finding, where=where, what=shorten_message(finding.what)).at(position))
+        location = shorten_text(finding.where, _MAX_WHERE_CHARS)
+        self.listed.append(replace(finding, where=location, what=shorten_message(finding.what)).at(position))
 
     def locate(self, loc: Loc) -> FilePosition:
         """The line of a key of the profile, or `override`."""
