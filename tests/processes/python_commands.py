@@ -15,8 +15,9 @@ LARGE_STDERR = (
 )
 
 
-def build_command(code: str) -> Command:
-    return Command(argv=(sys.executable, "-I", "-S", "-c", code))
+def build_command(code: str, input_value: object = None) -> Command:
+    """A command that runs the code; `input_value` is its input, None if it has none."""
+    return Command(argv=(sys.executable, "-I", "-S", "-c", code), input=input_value)
 
 
 @contextmanager

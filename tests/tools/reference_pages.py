@@ -88,6 +88,9 @@ A program with `metrics: json-lines` prints two rows, which have an epoch, and a
 {"accuracy": 0.98, "seconds": 62.0}
 ```
 
+Lines of the same epoch, step, trial or size are one row, as where the losses of training and validation are printed
+apart; of a value that both have, the later one counts.
+
 `metrics` of the document is the last row and the summary in one object. A key that both have gets the value of the
 summary, as `seconds` here; the rows themselves are in `report.json`:
 

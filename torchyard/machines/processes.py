@@ -99,13 +99,8 @@ def _build_ssh_argv() -> tuple[str, ...]:
 
 
 def _start_command(host: str, command: Command) -> ChildProcess:
-    """Start a command on a host; its stdin stays open until it is closed here."""
-    process = _spawn_process(host, command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    if command.input is not None and process.stdin:
-        with contextlib.suppress(BrokenPipeError):  # it died at once; its stderr is reported later
-            process.stdin.write(json.dumps(command.input).encode())
-            process.stdin.close()
-    return process
+    """Start a command on a host; its stdin stays open until it is closed here. Its input is not written yet."""
+    return _spawn_process(host, command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
 
 def start_stream(host: str, command: Command) -> ChildProcess:
@@ -243,8 +238,9 @@ def run_commands(
 
 def _read_response(host: str, command: Command, process: ChildProcess, timeout_s: float) -> Any:
     """The JSON value that a command prints. The command has ended, or is killed, when this returns or raises."""
+    input_data = b"" if command.input is None else json.dumps(command.input).encode()
     try:
-        stdout, stderr = _collect_output(process, timeout_s)
+        stdout, stderr = _collect_output(process, input_data, timeout_s)
     except (TimeoutError, OverflowError) as error:
         raise HostError(host, _command_title(command), str(error)) from error
     finally:
@@ -258,17 +254,17 @@ def _read_response(host: str, command: Command, process: ChildProcess, timeout_s
         raise _command_error(host, command, process.returncode, stderr) from error
 
 
-def _collect_output(process: ChildProcess, timeout_s: float) -> tuple[bytes, bytes]:
+def _collect_output(process: ChildProcess, input_data: bytes, timeout_s: float) -> tuple[bytes, bytes]:
     """A command's stdout and the end of its stderr, once it has exited.
+
+    input_data: for its stdin, which is closed behind it. A command that does not read it may still respond.
 
     Raises TimeoutError after `timeout_s` seconds, and OverflowError if the command prints too much.
     """
     stdout = bytearray()
     stderr = StderrTail(process)
     deadline = time.monotonic() + timeout_s
-    if process.stdin:
-        process.stdin.close()
-    for stream_number, data in _read_to_exit(process, stderr, timeout_s=timeout_s):
+    for stream_number, data in _read_to_exit(process, stderr, input_data, timeout_s=timeout_s):
         if stream_number == 1:
             stdout += data
         if len(stdout) > MAX_OUTPUT_BYTES:
@@ -278,16 +274,23 @@ def _collect_output(process: ChildProcess, timeout_s: float) -> tuple[bytes, byt
     return bytes(stdout), stderr.tail
 
 
-def _read_to_exit(process: ChildProcess, stderr: StderrTail, *, timeout_s: float) -> Iterator[tuple[int, bytes]]:
-    """Yield each piece of a command's stdout (1) and stderr (2), until it has exited or has closed both.
+def _read_to_exit(
+    process: ChildProcess, stderr: StderrTail, input_data: bytes = b"", *, timeout_s: float
+) -> Iterator[tuple[int, bytes]]:
+    """Yield each piece of a command's stdout (1) and stderr (2), until it has exited or has closed its pipes.
 
-    Raises TimeoutError after `timeout_s` seconds.
+    `input_data` is written meanwhile: a host that takes none, or a full pipe, must not block this process. Raises
+    TimeoutError after `timeout_s` seconds.
     """
     assert process.stdout
+    unsent = memoryview(input_data)
     deadline = time.monotonic() + timeout_s
     with selectors.PollSelector() as selector:
         selector.register(process.stdout, selectors.EVENT_READ)
         selector.register(stderr.stream, selectors.EVENT_READ)
+        if process.stdin:
+            os.set_blocking(process.stdin.fileno(), False)
+            selector.register(process.stdin, selectors.EVENT_WRITE)
         while selector.get_map():
             has_exited = process.poll() is not None  # before the read: then all that it has printed can be read
             remaining_s = deadline - time.monotonic()
@@ -295,6 +298,12 @@ def _read_to_exit(process: ChildProcess, stderr: StderrTail, *, timeout_s: float
                 raise TimeoutError(f"no answer within {timeout_s:.0f} s")
             wait_s = 0.0 if has_exited else min(_EXIT_POLL_INTERVAL_S, remaining_s)
             for key, _ in selector.select(wait_s):
+                if key.fileobj is process.stdin:
+                    unsent = _write_piece(key.fd, unsent)
+                    if not unsent:
+                        selector.unregister(process.stdin)
+                        process.stdin.close()
+                    continue
                 is_stderr = key.fileobj is stderr.stream
                 data = stderr.read() if is_stderr else os.read(key.fd, _PIPE_BYTES)
                 if data:
@@ -303,6 +312,16 @@ def _read_to_exit(process: ChildProcess, stderr: StderrTail, *, timeout_s: float
                     selector.unregister(key.fileobj)
             if has_exited:
                 return
+
+
+def _write_piece(descriptor: int, unsent: memoryview) -> memoryview:
+    """Write as much as a pipe takes now; return the rest, empty if the reader is gone."""
+    try:
+        return unsent[os.write(descriptor, unsent[:_PIPE_BYTES]) :]
+    except BlockingIOError:
+        return unsent
+    except BrokenPipeError:  # its stderr is reported later
+        return unsent[:0]
 
 
 def _end_command(process: ChildProcess) -> None:

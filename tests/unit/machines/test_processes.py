@@ -92,6 +92,25 @@ def test_command_that_hangs_is_killed() -> None:
         run_command("localhost", build_command("import time; time.sleep(60)"), timeout_s=0.3)
 
 
+def test_input_that_is_not_read_does_not_outlast_the_timeout() -> None:
+    """A command that does not read an input larger than a pipe is killed at its timeout."""
+    with pytest.raises(HostError, match=r"no answer within 0 s"):
+        run_command(
+            "localhost", build_command("import time; time.sleep(60)", "x" * 2**20), timeout_s=0.2, retry_timeout_s=0
+        )
+
+
+def test_large_input_is_written_beside_a_large_output() -> None:
+    """An input and an output that no pipe can hold arrive as they are, whichever is read first."""
+    code = "import json, sys; print(json.dumps('y' * 2**20), flush=True); assert len(json.load(sys.stdin)) == 2**22"
+    assert run_command("localhost", build_command(code, "x" * 2**22)) == "y" * 2**20
+
+
+def test_command_may_respond_without_reading_its_input() -> None:
+    """A command that responds and ends without reading its input has succeeded."""
+    assert run_command("localhost", build_command("print(1)", "x" * 2**20)) == 1
+
+
 # --- a child that keeps the pipes of a command open, as a ProxyCommand or the master of a jump host does
 
 CHILD = "import subprocess, sys; child = subprocess.Popen(['sleep', '60']{}); print(child.pid)"
