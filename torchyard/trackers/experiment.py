@@ -18,6 +18,7 @@ _MAX_NUMBERS = 200  # of one row
 # Keys of a profile that are not parameters of the experiment, or are too large for one.
 _EXCLUDED_KEYS = frozenset({"name", "notify", "metrics_to", "manifest", "files", "hardware"})
 FINEST_FIRST = ("step", "trial", "size", "epoch")  # of a row with several keys, the one by which a curve is drawn
+_STEPS_PER_UNIT = 1000  # of a key with fractions
 _TOTALS = frozenset([f"{key}s" for key in ROW_KEYS] + [f"last_{key}" for key in ROW_KEYS])
 
 
@@ -32,20 +33,28 @@ def describe_experiment(profile: Profile, run_name: str, run_id: str, folder: st
 
 
 class RowSteps:
-    """Convert the rows of a run to points, in order. A row without a key belongs to the step of the previous row."""
+    """Convert the rows of a run to points, in order. A row without a key belongs to the step of the previous row.
+
+    A step is a whole number. From the first fraction on, as in the epochs of transformers' Trainer, it counts
+    thousandths, and the key is one of the point's numbers too.
+    """
 
     def __init__(self) -> None:
         self._step = 0
+        self._has_fractions = False
 
     def convert(self, row: Row) -> MetricPoint | None:
         """The point with the row's numbers; None if it has none."""
         keys = [key for key in FINEST_FIRST if _is_number(row.get(key))]
         key = keys[0] if keys else None
         if key:
-            self._step = int(row[key] or 0)
+            position = float(row[key] or 0)
+            self._has_fractions = self._has_fractions or not position.is_integer()
+            self._step = round(_STEPS_PER_UNIT * position) if self._has_fractions else int(position)
         numbers: dict[str, float] = {}
         for name, value in _select_numbers(row):
-            if name != key and name not in _TOTALS:
+            is_step = name == key and not self._has_fractions
+            if not is_step and name not in _TOTALS:
                 numbers[name] = value
         return MetricPoint(self._step, time.time(), numbers) if numbers else None
 

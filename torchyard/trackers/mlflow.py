@@ -42,7 +42,8 @@ class MlflowRun:
         run = runs[0] if runs else client.create_run(experiment_id, run_name=experiment.run, tags=id_tag)
         self._id = run.info.run_id
         client.update_run(self._id, status="RUNNING")
-        parameters = [Param(_replace_invalid_chars(name), value) for name, value in experiment.parameters.items()]
+        values = {_build_valid_name(name): value for name, value in experiment.parameters.items()}
+        parameters = [Param(name, value) for name, value in values.items()]  # one value of each: more are refused
         tags = [RunTag(name, value) for name, value in _shorten_tags(dict(experiment.tags) | id_tag).items()]
         client.log_batch(self._id, params=parameters[:_MAX_PARAMETERS], tags=tags)
 
@@ -53,7 +54,7 @@ class MlflowRun:
         for point in points:
             timestamp_ms = int(1000 * point.timestamp)
             for name, value in point.numbers.items():
-                metrics.append(Metric(_replace_invalid_chars(name), value, timestamp_ms, point.step))
+                metrics.append(Metric(_build_valid_name(name), value, timestamp_ms, point.step))
         for start in range(0, len(metrics), _MAX_POINTS):
             self._client.log_batch(self._id, metrics=metrics[start : start + _MAX_POINTS])
 
@@ -82,8 +83,10 @@ def _get_or_create_experiment(client: Any, name: str) -> str:
         return str(existing.experiment_id)
 
 
-def _replace_invalid_chars(name: str) -> str:
-    return _INVALID_KEY_CHAR.sub("_", name)
+def _build_valid_name(name: str) -> str:
+    """The name of a parameter or a metric as MLflow takes it, which may use it as a file's path: `a/b` for `/a//b`."""
+    parts = [part for part in _INVALID_KEY_CHAR.sub("_", name).split("/") if part not in ("", ".", "..")]
+    return "/".join(parts) or "_"
 
 
 def _shorten_tags(tags: Mapping[str, str]) -> dict[str, str]:

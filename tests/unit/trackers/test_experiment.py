@@ -37,6 +37,14 @@ def test_row_is_a_point_at_its_step() -> None:
     assert sorted(FINEST_FIRST) == sorted(ROW_KEYS)
 
 
+def test_rows_of_one_epoch_are_several_points() -> None:
+    """Rows with fractions of an epoch have steps of their own, in thousandths, and keep the epoch as a number."""
+    rows: list[Row] = [{"epoch": epoch, "loss": 0.5} for epoch in (0.25, 0.5, 1.0)]
+    assert [step for step, _ in read_rows(*rows)] == [250, 500, 1000]
+    assert read_rows(*rows)[2][1] == {"epoch": 1.0, "loss": 0.5}
+    assert [step for step, _ in read_rows({"epoch": 1.0, "loss": 0.5}, {"epoch": 2.0, "loss": 0.4})] == [1, 2]
+
+
 def test_end_of_a_run_has_its_cause() -> None:
     """The end, the cause and the number of attempts are tags of the run."""
     end = describe_end(short_report("failed"))

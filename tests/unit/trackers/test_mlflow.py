@@ -54,11 +54,23 @@ def test_end_is_reported_as_a_status_of_mlflow(tmp_path: Path, end: str, status:
     assert run.info.status == status
 
 
-def test_name_that_mlflow_refuses_is_replaced(tmp_path: Path) -> None:
-    """Characters of a metric's name that MLflow does not allow are replaced."""
-    opened(tmp_path, experiment="other").write(build_points(1, name="mAP@0.5:0.95"))
+@pytest.mark.parametrize(
+    ("name", "recorded"),
+    [("mAP@0.5:0.95", "mAP_0.5_0.95"), ("/train//loss", "train/loss"), ("../loss", "loss"), ("a/.", "a"), (".", "_")],
+)
+def test_name_that_mlflow_refuses_is_replaced(tmp_path: Path, name: str, recorded: str) -> None:
+    """Characters of a metric's name that MLflow does not allow are replaced, and parts that mean another folder."""
+    opened(tmp_path, experiment="other").write(build_points(1, name=name))
     _, (run,) = read_runs(tmp_path, "other")
-    assert run.data.metrics == {"mAP_0.5_0.95": 0.1}
+    assert run.data.metrics == {recorded: 0.1}
+
+
+def test_parameters_that_get_one_name_do_not_prevent_the_run(tmp_path: Path) -> None:
+    """Of two parameters whose names MLflow cannot tell apart one is recorded: it refuses both together."""
+    experiment = build_experiment(tmp_path)._replace(parameters={"env.A:B": "1", "env.A@B": "2"})
+    MlflowRun(Mlflow(uri=f"sqlite:///{tmp_path}/mlflow.db")).open(experiment)
+    _, (run,) = read_runs(tmp_path)
+    assert run.data.params == {"env.A_B": "2"}
 
 
 def test_server_is_taken_from_the_environment(tmp_path: Path) -> None:
