@@ -114,6 +114,7 @@ def delete_all_objects(plan: ManifestPlan) -> list[str]:
     the run has created or watched and that may not be listed. Raises ClusterError if a request is refused for any other
     reason.
     """
+    deadline = time.monotonic() + read_grace_period(plan) + REMOVAL_TIMEOUT_S
     delete_object(plan, plan.main)
     all_kinds = dict.fromkeys((*_list_created_kinds(plan), *_list_made_kinds(plan)))
     occupied_kinds = _await_removal(plan, all_kinds, _is_part_of_job)
@@ -123,18 +124,26 @@ def delete_all_objects(plan: ManifestPlan) -> list[str]:
         dependency_kinds = [(obj["apiVersion"], obj["kind"]) for obj in plan.dependencies]
         occupied_kinds = _await_removal(plan, dict.fromkeys((*occupied_kinds, *dependency_kinds)))
     if occupied_kinds:
-        leftovers = _list_leftovers(plan)
+        leftovers = _list_leftovers(plan, deadline)
         if leftovers:
             return leftovers
     remaining = _await_own_objects(plan)
-    return [_describe_leftover_of(plan, obj) for obj in remaining] or _list_leftovers(plan)
+    return [_describe_leftover_of(plan, obj) for obj in remaining] or _list_leftovers(plan, deadline)
 
 
-def _list_leftovers(plan: ManifestPlan) -> list[str]:
-    """A description of each object that a list of its kind contains, and of each kind that may not be listed."""
+def _list_leftovers(plan: ManifestPlan, deadline: float) -> list[str]:
+    """A description of each object that a list of its kind contains, and of each kind that may not be listed.
+
+    A controller that has not noticed the job's deletion may create an object for it after the wait for its objects. The
+    garbage collector deletes it, so it is waited for until `deadline`, in monotonic seconds.
+    """
     client = get_cluster_client(plan.cluster)
     created_kinds = _list_created_kinds(plan)
-    listing = list_labelled_objects(client, dict.fromkeys((*created_kinds, *_list_made_kinds(plan))), plan.labels)
+    kinds = dict.fromkeys((*created_kinds, *_list_made_kinds(plan)))
+    listing = list_labelled_objects(client, kinds, plan.labels)
+    while any(map(_is_terminating, listing.objects)) and time.monotonic() < deadline:
+        time.sleep(_REMOVAL_POLL_INTERVAL_S)
+        listing = list_labelled_objects(client, kinds, plan.labels)
     leftovers = [_describe_leftover_of(plan, obj) for obj in listing.objects]
     for kind in created_kinds:
         if kind in listing.refusals:

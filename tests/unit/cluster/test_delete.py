@@ -150,6 +150,24 @@ def test_object_that_the_first_list_lacks_is_a_leftover(plan: ManifestPlan, fake
     assert delete.delete_all_objects(plan) == ["Pod default/unknown"]
 
 
+def test_object_that_a_controller_makes_late_is_awaited(planned: Planned, fake_api: FakeApi) -> None:
+    """What a controller makes for a job that is already deleted is no leftover: the garbage collector deletes it."""
+    plan = planned(deadlines={"grace": 1})
+    create.create_job(plan)
+    owner = {"apiVersion": plan.main["apiVersion"], "kind": "Job", "name": plan.job, "uid": "gone"}
+    metadata = {"name": "late", "labels": plan.labels, "ownerReferences": [owner]}
+    fake_api.put({"apiVersion": "scheduling.volcano.sh/v1beta1", "kind": "PodGroup", "metadata": metadata})
+    empty_list = {"kind": "PodGroupList", "metadata": {"resourceVersion": "1"}, "items": []}
+    fake_api.answer("GET", "/podgroups[?]", 200, empty_list, times=1)
+
+    def collect_garbage() -> None:
+        wait_until(lambda: len(fake_api.find_requests("GET", r"/podgroups$")) > 2)
+        fake_api.objects.delete(ObjectKey("scheduling.volcano.sh/v1beta1/podgroups", "default", "late"), {})
+
+    run_later(0.0, collect_garbage)
+    assert delete.delete_all_objects(plan) == []
+
+
 # --- a job that another user has deleted
 
 
