@@ -11,6 +11,7 @@ os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # the search for t
 
 from torchyard.cli.exit_codes import ExitCode  # noqa: E402
 from torchyard.cli.main import main as run  # noqa: E402
+from torchyard.cli.main import report_write_error  # noqa: E402
 from torchyard.common.escaping import escape_unencodable_output  # noqa: E402
 from torchyard.run.control import Terminated  # noqa: E402
 
@@ -24,22 +25,21 @@ def main() -> None:
         code = exit.code if isinstance(exit.code, int) else 0
     except (KeyboardInterrupt, Terminated):  # outside a run: nothing was started, so nothing must be reported
         code = 128 + signal.SIGINT
-    os._exit(code if _flush_output() else code or ExitCode.FAILED)
+    os._exit(_flush_output(code))
 
 
-def _flush_output() -> bool:
-    """Write what is buffered; return False, after a message on stderr, if the output is incomplete.
+def _flush_output(code: int) -> int:
+    """Write what is buffered; return the exit code, which is a failure if the output is incomplete.
 
     A stream that was closed before the start is None. A reader that is gone, such as `head`, has what it wanted.
     """
-    is_complete = True
     for stream in filter(None, (sys.stdout, sys.stderr)):
         try:
             stream.flush()
         except BrokenPipeError:
             continue
         except OSError as error:
-            is_complete = False
-            with contextlib.suppress(OSError, AttributeError):
-                print(f"cannot write the output: {error}", file=sys.stderr, flush=True)
-    return is_complete
+            code = code or ExitCode.FAILED
+            with contextlib.suppress(OSError):  # of stderr, which may be on the same disk
+                report_write_error(error)
+    return code

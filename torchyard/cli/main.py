@@ -48,6 +48,7 @@ JSON_VERBS = (
 )
 _JSON_HELP = "print one JSON document, and everything else on stderr (docs/json.md)"
 _RUN_HELP = "a run's name, such as digits-local-a1b2c3d4"
+_FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 _VERDICT_LABELS = {"ok": "ok      ", "warning": "warning ", "failed": "FAILED  "}
 
 
@@ -65,13 +66,19 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:
         return ExitCode.SUCCESS
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            print(f"cannot write the output or a file: {error}; free some space", file=sys.stderr)
-            return ExitCode.FAILED
+        if isinstance(error, OSError) and error.errno in _FULL_DISK:
+            return report_write_error(error)
         if not args.json:
             raise
         traceback.print_exc()
         return _report_error(error, as_json=True)
+
+
+def report_write_error(error: OSError) -> ExitCode:
+    """Print that the output or a file cannot be written, and the remedy if the disk is full; return the exit code."""
+    remedy = "; free some space" if error.errno in _FULL_DISK else ""
+    print(f"cannot write the output or a file: {error}{remedy}", file=sys.stderr, flush=True)
+    return ExitCode.FAILED
 
 
 def _report_error(error: Exception, *, as_json: bool) -> int:
