@@ -93,6 +93,7 @@ def test_profiles_and_plans_need_nothing_else(torchyard: Torchyard, args: list[s
         pytest.param(["metrics", "--once"], {}, "prometheus-client", id="metrics"),
         pytest.param(["check", "pi-local", "--set", "notify=[json://host/x]"], {}, "apprise", id="notify"),
         pytest.param(["run", "pi-local", "--set", "notify=[$HOOK]"], {"HOOK": "json://h/x"}, "apprise", id="variable"),
+        pytest.param(["check", "pi-local", "--set", "metrics.pattern=(?P<pi>.+)"], {}, "regex", id="pattern"),
         pytest.param(["check", "pi-local", "--set", "metrics_to=[wandb]"], {}, "wandb", id="tracker"),
         pytest.param(["run", "pi-local"], {"TORCHYARD_ARCHIVE": "s3://bucket/x"}, "fsspec s3fs", id="archive"),
         pytest.param(["trend"], {"TORCHYARD_ARCHIVE": "file:///tmp/x"}, "fsspec", id="archive on a disk"),
@@ -105,8 +106,9 @@ def test_what_is_missing_is_one_sentence(
     """A feature that needs more names the missing packages and the command that installs them; no traceback."""
     completed = torchyard(*args, **environment)
     output = completed.stdout + completed.stderr
-    # The key `notify` is checked with the profile.
-    assert completed.returncode == (3 if "notify=[json" in " ".join(args) else 1), output
+    # The keys `notify` and `metrics` are checked with the profile.
+    is_profile_error = any(part in " ".join(args) for part in ("notify=[json", "metrics.pattern="))
+    assert completed.returncode == (3 if is_profile_error else 1), output
     assert "Traceback" not in output
     assert re.search(rf"needs {packages.replace(' ', ', ')}, which (is|are) not installed in \S+", output), output
     assert f"pip install {packages}" in output

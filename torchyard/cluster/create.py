@@ -197,7 +197,10 @@ def _tie_store_to_job(client: Client, plan: ManifestPlan, job: KubeObject) -> No
     owner = {"apiVersion": job["apiVersion"], "kind": job["kind"], "name": plan.job, "uid": job["metadata"]["uid"]}
     for obj in plan.store:
         existing = client.get(obj["apiVersion"], obj["kind"], obj["metadata"]["name"])
-        if existing is not None and is_own_object(plan, existing):
+        if existing is None or not is_own_object(plan, existing):
+            continue
+        owner_uids = [reference.get("uid") for reference in existing["metadata"].get("ownerReferences") or []]
+        if owner["uid"] not in owner_uids:
             client.patch(obj, {"metadata": {"ownerReferences": [owner]}})
 
 

@@ -30,6 +30,7 @@ HOLDER_DEAD_AFTER_S = 3 * RENEW_INTERVAL_S + 10.0  # without a renewal for so lo
 MAX_PROOF_AGE_S = 1.0  # of a renewal that proves the ownership: nobody takes the run over before HOLDER_DEAD_AFTER_S
 HOLDER_POLL_INTERVAL_S = 5.0  # seconds between two checks whether a holder is alive
 _MAX_RELEASE_TRIES = 5
+_MAX_LOST_LEASES = 3  # that another user deletes while this process takes them over
 _NEW_HOLDER = "another process, which has taken it over"
 TEST_FAILED_STATUS = 422  # the API server's response if a test in a JSON patch fails
 
@@ -53,16 +54,28 @@ def acquire_lease(plan: ManifestPlan) -> KubeObject:
     Raises RunInUseError if another living process holds it.
     """
     client = get_cluster_client(plan.cluster)
-    desired = build_lease(plan, client)
-    try:
-        return client.create(desired)
-    except ClusterError as error:
-        if error.status != HTTPStatus.CONFLICT:
-            raise
+    for _ in range(_MAX_LOST_LEASES):
+        desired = build_lease(plan, client)
+        try:
+            return client.create(desired)
+        except ClusterError as error:
+            if error.status != HTTPStatus.CONFLICT:
+                raise
+        existing = _wait_until_takeover_is_safe(client, plan)
+        lease = None if existing is None else _take_lease_over(client, plan, existing, desired)
+        if lease is not None:
+            return lease
+        # It was deleted in the meantime. Another process may create it before this one does.
+    return client.create(build_lease(plan, client))
 
-    existing = _wait_until_takeover_is_safe(client, plan)
-    if existing is None:  # deleted in the meantime
-        return client.create(desired)
+
+def _take_lease_over(
+    client: Client, plan: ManifestPlan, existing: KubeObject, desired: KubeObject
+) -> KubeObject | None:
+    """Make this process the holder of an existing Lease, and return it; None if it was deleted in the meantime.
+
+    Raises RunInUseError if the Lease has been renewed since it was read.
+    """
     if not is_held_here(plan, existing):
         reason = "has handed it over" if lease_record.is_handed_over(existing) else "no longer renews its Lease"
         get_log().info("%s is taken over from %s, which %s", plan.run, lease_record.read_holder(existing), reason)
@@ -73,9 +86,7 @@ def acquire_lease(plan: ManifestPlan) -> KubeObject:
     updated = _patch_lease(
         plan, "another process, which was faster", unchanged_test, *build_spec_patch(desired["spec"])
     )
-    if updated is None:  # deleted in the meantime
-        return client.create(desired)
-    return _update_metadata(client, updated, desired)
+    return None if updated is None else _update_metadata(client, updated, desired)
 
 
 def _update_metadata(client: Client, existing: KubeObject, desired: KubeObject) -> KubeObject:

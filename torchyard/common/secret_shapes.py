@@ -62,7 +62,7 @@ SECRET_SHAPES = (
     # A JWT, and Neptune's token: `{"api_address":` in base64.
     SecretShape(
         ("eyj",),
-        re.compile(r"\b(?P<secret>eyJ[\w-]{8,}\.eyJ[\w-]{8,}(?:\.[\w-]*)?|eyJhcGlfYWRkcmVzcyI6[\w+/=-]{20,})"),
+        re.compile(r"\b(?P<secret>eyJ[\w-]{8,4096}\.eyJ[\w-]{8,}(?:\.[\w-]*)?|eyJhcGlfYWRkcmVzcyI6[\w+/=-]{20,})"),
     ),
     SecretShape(
         ("private key",),

@@ -78,8 +78,9 @@ _NAMED_VALUE = re.compile(
     rf"|(?P<list>{_QUOTE}[\s,]{{1,80}}{_QUOTE}value{_QUOTE}[ \t]{{0,8}}[:=][ \t]{{0,8}})"
     r"|(?P<option> +)(?!-))"
     r"(?:[bBfFrRuU]{0,2}(?:\\{1,3}\"(?P<escaped>[^\"\\]{0,4096})\\{0,3}\"?|\"(?P<double>(?:[^\"\\]|\\.){0,4096})\"?"
-    r"|'(?P<single>(?:[^'\\]|\\.){0,4096})'?)|(?P<bare>[^\s\"'\\,;]+))"
+    r"|'(?P<single>(?:[^'\\]|\\.){0,4096})'?)|(?P<bare>[^\s\"'\\,;]{1,4096}))"
 )
+_BARE_REST = re.compile(r"[^\s\"'\\,;]*")
 # A key whose value is the name of an object.
 _REFERENCE_KEYS = frozenset(["secret", "token", "pull_secret", "image_pull_secret"])
 _VALUE_GROUPS = ("escaped", "double", "single", "bare")
@@ -176,8 +177,14 @@ def _find_named_values(text: str) -> Iterator[_NamedValue]:
             continue
         match = _NAMED_VALUE.match(text, _find_name_start(text, part.start(), position))
         if match and _is_named_secret(match):
-            yield _NamedValue(match["name"], _get_value(match), match.end("separator"), match.end())
+            value = _get_value(match)
             position = match.end()
+            # The pattern's bound keeps a search in a long text short, but a secret may be longer.
+            rest = _BARE_REST.match(text, position) if match["bare"] else None
+            if rest:
+                value += rest[0]
+                position = rest.end()
+            yield _NamedValue(match["name"], value, match.end("separator"), position)
 
 
 def _find_name_start(text: str, end: int, earliest: int) -> int:
@@ -210,15 +217,9 @@ def _is_named_secret(match: re.Match[str]) -> bool:
     normalized = _normalize_name(name)
     if match["bare"] is None:
         return normalized not in ("token", "secret") or bool(_OPAQUE_VALUE.fullmatch(value))
-    if _PASSWORD_NAME.search(normalized) and match.end() == _find_line_end(match.string, match.end()):
+    if _PASSWORD_NAME.search(normalized) and match.string[match.end() : match.end() + 1] in ("", "\n"):
         return "(" not in value
     return bool(_OPAQUE_VALUE.fullmatch(value)) and not _CODE_VALUE.fullmatch(value)
-
-
-def _find_line_end(text: str, start: int) -> int:
-    """The offset of the end of the line in which `start` is."""
-    end = text.find("\n", start)
-    return len(text) if end < 0 else end
 
 
 def _normalize_name(name: str) -> str:

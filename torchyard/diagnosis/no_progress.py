@@ -238,11 +238,13 @@ def _is_own_event(context: _Context, event: Any) -> bool:
     plan = context.plan
     involved = get_mapping(event, "involvedObject")
     name = to_text(involved.get("name"))
-    if name != plan.job and not name.startswith(f"{plan.job}-"):
-        return False
     if involved.get("kind") != "Pod":
+        if not _is_job_event(plan, event) or len(context.pods) >= _count_planned_pods(plan):
+            return False
         newest_pod_at = max((get_creation_time(pod) for pod in context.pods.values()), default=0.0)
-        return len(context.pods) < _count_planned_pods(plan) and get_last_seen(event) >= newest_pod_at
+        return get_last_seen(event) >= newest_pod_at
+    if not name.startswith(f"{plan.job}-"):
+        return False
     pod = context.pods.get(plan.node(name))
     if pod is None or get_pod_phase(pod) != "Pending":
         return False
@@ -250,6 +252,12 @@ def _is_own_event(context: _Context, event: Any) -> bool:
         return False
     # An event without the uid of its pod counts for the current pod of that name.
     return get_mapping(pod, "metadata").get("uid") in (involved.get("uid"), None)
+
+
+def _is_job_event(plan: ManifestPlan, event: Any) -> bool:
+    """Whether an event is about the job itself, or about what a controller creates between it and its pods."""
+    involved = get_mapping(event, "involvedObject")
+    return plan.is_job_object(to_text(involved.get("kind")), to_text(involved.get("name")))
 
 
 def _find_event_node(plan: ManifestPlan, event: Any) -> str | None:
@@ -264,7 +272,8 @@ def _find_event_node(plan: ManifestPlan, event: Any) -> str | None:
 def _read_queue(plan: ManifestPlan, observed: Observation, cluster: ClusterContext) -> Queue | None:
     """The queue that a job without pods waits in; None if no object or event shows one."""
     job = observed.states.get(f"{plan.main['kind']}/{plan.job}", {})
-    group_queue = read_pod_group(observed.states, cluster.events, plan.job)
+    job_events = [event for event in cluster.events if _is_job_event(plan, event)]
+    group_queue = read_pod_group(observed.states, job_events)
     return group_queue or read_suspended_job(job, find_workload(observed.states))
 
 

@@ -10,12 +10,13 @@ import tarfile
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import IO, Any, NamedTuple, NoReturn
 
 from torchyard.code.archive import read_archive
 from torchyard.common.json_text import parse_json
+from torchyard.common.log import get_log
 from torchyard.host.staging import is_missing, list_files
 from torchyard.host.state import LIVE_PHASES
 from torchyard.machines import processes
@@ -128,7 +129,8 @@ def _list_site_files(site: Site) -> Iterator[SentFile]:
 def walk_files(source: Path) -> Iterator[SentFile]:
     """A file, or every file of a folder except what is not part of a program, with its name relative to the folder.
 
-    OSError if a folder cannot be listed.
+    A link to another folder below `source` is followed. One that leads out of it may lead to a dataset: it is skipped,
+    with a warning. OSError if a folder cannot be listed.
     """
 
     def fail(error: OSError) -> NoReturn:
@@ -137,12 +139,38 @@ def walk_files(source: Path) -> Iterator[SentFile]:
     if source.is_file():
         yield SentFile(source, source.name)
         return
-    for directory, folders, files in os.walk(source, onerror=fail):
-        folders[:] = [name for name in folders if name not in _SKIPPED_NAMES]
+    for directory, folders, files in os.walk(source, onerror=fail, followlinks=True):
+        folders[:] = [
+            name for name in folders if name not in _SKIPPED_NAMES and _is_program_folder(source, Path(directory, name))
+        ]
         for name in files:
             path = Path(directory, name)
             if path.exists():  # not a dangling link
                 yield SentFile(path, str(path.relative_to(source)))
+
+
+def _is_program_folder(source: Path, path: Path) -> bool:
+    """Whether a folder is copied with the program: not if it is a link out of `source`, or to a folder around it."""
+    if not path.is_symlink():
+        return True
+    target = path.resolve()
+    # Also of links that lead to each other: each folder of the path may be a link itself.
+    folders_above = [folder for folder in path.parents if folder.is_relative_to(source)]
+    if any(folder.resolve().is_relative_to(target) for folder in folders_above):
+        return False
+    is_inside = target.is_relative_to(source.resolve())
+    if not is_inside:
+        _report_skipped_link(path, target)
+    return is_inside
+
+
+@cache  # a program is copied to many hosts
+def _report_skipped_link(path: Path, target: Path) -> None:
+    get_log().warning(
+        "hosts: %s is not copied: it is a link to %s, outside of the program's folder; copy what the program needs",
+        path,
+        target,
+    )
 
 
 def _send_archive(site: Site, checkpoints: Sequence[SentFile], stdin: IO[bytes], stdout: IO[bytes]) -> Any:

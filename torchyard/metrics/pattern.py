@@ -1,8 +1,8 @@
 """A format of one's own: the named groups of a regular expression in the profile (`metrics: {pattern: …}`).
 
-No line may stop the launcher: Python cannot interrupt a search, during which no other thread runs. So the time is
-bounded three times. A pattern whose time can grow exponentially with the length of a line is refused; only the first
-`MAX_LINE_CHARS` of a line are searched; and a pattern that needs `_MAX_SEARCH_S` for a part of them is given up.
+No line may stop the launcher: `re` cannot interrupt a search, during which no other thread runs. So `regex` searches,
+which has a time limit: a pattern that needs `_MAX_SEARCH_S` for the first `MAX_LINE_CHARS` of a line is given up. A
+pattern that is likely to, or that `regex` could need much memory for, is refused before the run.
 """
 
 import re
@@ -11,20 +11,24 @@ import re._parser as parser  # type: ignore[import-not-found]
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torchyard.common.escaping import single_line
 from torchyard.common.log import get_log
+from torchyard.common.packages import need
 from torchyard.metrics.rows import Rows, build_metrics
 from torchyard.metrics.text import ROW_KEYS, find_row_key, parse_finite, split_terminal_lines
+from torchyard.model.errors import MissingPackageError
 from torchyard.model.run import Metrics, Row, RowValue
+
+if TYPE_CHECKING:
+    import regex
 
 MAX_LINE_CHARS = 1000
 _MAX_PATTERN_CHARS = 1000
 _MAX_GROUPS = 100  # in each other, they would use up the stack of Python's compiler
 _MAX_TEXT_CHARS = 200  # of a value that is not a number
-_FIRST_SEARCH_CHARS = 64  # searched first, then twice as many, up to the whole line
-_MAX_SEARCH_S = 0.02  # of a processor; a usual pattern needs a thousandth of it
+_MAX_SEARCH_S = 0.1  # of a processor; a usual pattern needs a thousandth of it
 _REPEATS = (opcodes.MAX_REPEAT, opcodes.MIN_REPEAT, opcodes.POSSESSIVE_REPEAT)
 _MAX_NUMBER_CHARS = 30
 _PUNCTUATION = ",;:%)]}'\""  # after a number, as in `loss=0.25,`
@@ -33,8 +37,9 @@ _PUNCTUATION = ",;:%)]}'\""  # after a number, as in `loss=0.25,`
 def find_pattern_problem(pattern: str) -> str | None:
     """Why a pattern cannot be used, as a clause; None if it can."""
     try:
+        need("the pattern", "regex")
         expression = _compile(pattern)
-    except ValueError as error:
+    except (MissingPackageError, ValueError) as error:
         return str(error)
     if not expression.groupindex:
         return "needs a named group for each value, such as (?P<loss>[^ ,]+)"
@@ -85,8 +90,11 @@ class PatternReader:
     """
 
     def __init__(self, pattern: str) -> None:
-        """`pattern`: one without a problem (`find_pattern_problem`)."""
-        self._expression = re.compile(pattern)
+        """`pattern`: one without a problem (`find_pattern_problem`). MissingPackageError without the package regex."""
+        need("metrics.pattern", "regex")
+        import regex  # the engine runs without it
+
+        self._expression = regex.compile(pattern)
         self._is_numbered = not any(key in self._expression.groupindex for key in ROW_KEYS)
         self._step = 0
         self._last_key: Row = {}
@@ -124,29 +132,27 @@ class PatternReader:
                     values[name] = _parse_value(text)
         return values
 
-    def _find_matches(self, line: str) -> list[re.Match[str]]:
-        """The matches in a line; empty once the pattern is given up.
-
-        The time of a search grows at most with a power of the length, so a part of the line shows whether the whole
-        would take too long.
-        """
+    def _find_matches(self, line: str) -> "list[regex.Match[str]]":
+        """The matches in a line; empty once the pattern is given up."""
         if self._is_given_up:
             return []
-        length = _FIRST_SEARCH_CHARS
-        while True:
-            started_at = time.thread_time()
-            matches = list(self._expression.finditer(line, 0, length))
-            if length >= len(line):
-                return matches
-            if time.thread_time() - started_at > _MAX_SEARCH_S:
-                self._is_given_up = True
-                get_log().warning(
-                    "metrics: the pattern is too slow, and no more rows are read: replace .* by a set of characters, "
-                    "such as [^=]*; the line: %s",
-                    single_line(line, _MAX_TEXT_CHARS),
-                )
-                return []
-            length *= 2
+        started_at = time.thread_time()
+        matches = []
+        try:
+            # The time limit of `regex` is for one match.
+            for match in self._expression.finditer(line, timeout=_MAX_SEARCH_S):
+                matches.append(match)
+                if time.thread_time() - started_at > _MAX_SEARCH_S:
+                    raise TimeoutError
+        except (TimeoutError, MemoryError):
+            self._is_given_up = True
+            get_log().warning(
+                "metrics: the pattern is too slow, and no more rows are read: replace .* by a set of characters, "
+                "such as [^=]*; the line: %s",
+                single_line(line, _MAX_TEXT_CHARS),
+            )
+            return []
+        return matches
 
 
 def _parse_value(text: str) -> RowValue:

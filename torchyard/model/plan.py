@@ -1,5 +1,6 @@
 """A plan: everything that a job will run, pure and printable. Processes on hosts, or objects in a cluster."""
 
+import re
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
@@ -14,6 +15,7 @@ from torchyard.model.requirements import ClusterRequirement, CommandRequirement
 # How to find rank 0's lines. teed: torchrun's --tee prefixes each line with its rank; logged: the agent's log names the
 # node of rank 0; placed: rank 0 runs on the first node, unless the agent's log names another one.
 Ranks = Literal["teed", "logged", "placed"]
+_UID_PATTERN = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 class CodeClaim(FrozenModel):
@@ -226,6 +228,30 @@ class ManifestPlan(FrozenModel):
         """The node's name for a pod's name: worker-0. For a pod that is not one of the plan's, a part of its name."""
         name = pod.rpartition("-")[0] if self.has_random_suffix else pod
         return self._nodes_by_pod.get(name) or pod.removeprefix(f"{self.job}-")
+
+    def is_job_object(self, kind: str, name: str) -> bool:
+        """Whether a name is that of the job, or of what a controller creates between the job and its pods.
+
+        A common prefix is not enough: `train-1` may be another job than `train`. Volcano appends the job's uid to the
+        name of its PodGroup; a Job of a JobSet has the first part of its pods' names.
+        """
+        if name == self.job:
+            return True
+        suffix = name.removeprefix(f"{self.job}-")
+        if suffix == name:
+            return False
+        return bool(kind == "PodGroup" and _UID_PATTERN.fullmatch(suffix)) or name in self._pod_owner_names
+
+    @cached_property
+    def _pod_owner_names(self) -> frozenset[str]:
+        """What the owner of a pod may be called: each part of the pod's name that ends before a hyphen."""
+        names = set()
+        for pod in self.pods.values():
+            name = f"{pod}-" if self.has_random_suffix else pod
+            while "-" in name:
+                name = name.rpartition("-")[0]
+                names.add(name)
+        return frozenset(names)
 
     @property
     def has_store(self) -> bool:

@@ -164,6 +164,7 @@ class Runner:
                     outcome = self.wait(attempt, handle)
                 except RendezvousError as error:
                     outcome = describe_dead_store(error)
+                    self._save_outcome(number, outcome)
             ended = self.collect(attempt, outcome)
             leftovers = self.teardown(attempt)
             if not may_try_again(self.attempts, self.profile, first_number=self._first_number):
@@ -308,9 +309,13 @@ class Runner:
             "wait", lambda: self._step_functions.wait(handle, take), partial(describe_outcome, handle=handle)
         )
         self.sinks.emit(WaitEnded())
-        with contextlib.suppress(FolderError):  # the next process queries the supervisors again
-            self.folder.save_outcome(attempt.number, outcome)
+        self._save_outcome(attempt.number, outcome)
         return outcome
+
+    def _save_outcome(self, number: int, outcome: Outcome) -> None:
+        """Save an attempt's outcome for the next process. If that fails, the next process observes or ends it again."""
+        with contextlib.suppress(FolderError):
+            self.folder.save_outcome(number, outcome)
 
     def collect(self, attempt: OpenAttempt, outcome: Outcome) -> Attempt:
         """Read the logs of the ended job; return the attempt as the report shows it.
@@ -684,8 +689,7 @@ class Runner:
                 outcome = stop_job(self.folder, attempt.number, attempt_plan, reason)
                 leftovers = self.remove(attempt.plan)  # on machines this stops the job
             if not leftovers:  # else the job may still run
-                with contextlib.suppress(FolderError):  # the next process stops it again
-                    self.folder.save_outcome(attempt.number, outcome)
+                self._save_outcome(attempt.number, outcome)
         self.leftovers += leftovers
         try:
             self.collect(attempt, outcome)

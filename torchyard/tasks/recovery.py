@@ -202,7 +202,8 @@ def _recover_run(client: SyncPrefectClient, candidate: _Candidate, *, check_leas
             sweep_run(folder, "guard", RunEnd("cancelled", "cancelled through Prefect"), on_end)
         case "report":
             end = record.find_last("end")
-            report_state(run_id, build_final_state(end.get("end", "failed"), end.get("sentence", "")))
+            final_state = build_final_state(end.get("end", "failed"), end.get("sentence", ""))
+            report_state(run_id, final_state, run.run_count)
         case _:
             pass
     return None

@@ -235,6 +235,21 @@ def test_attaching_does_not_create_the_job(fake_api: FakeApi, job_plan: Manifest
     assert len(fake_api.find_requests("POST", "/jobs")) == posts
 
 
+def test_store_gets_its_job_as_owner_once(fake_api: FakeApi, fake_server: Client, plan: ManifestPlan) -> None:
+    """The job owns the objects of its store, and a process that attaches to it does not patch them again."""
+    run_lease = lease.acquire_lease(plan)
+    for obj in plan.store:
+        create.adopt_or_create(fake_server, plan, create.add_owner(obj, run_lease))
+    job, _ = create.create_job(plan)
+    patches = list(fake_api.find_requests("PATCH", "-etcd"))
+    assert len(patches) == len(plan.store)
+    create.create_job(plan)
+    assert fake_api.find_requests("PATCH", "-etcd") == patches
+    for obj in plan.store:
+        existing = fake_api.find(obj["apiVersion"], obj["kind"], obj["metadata"]["name"]) or {}
+        assert job["metadata"]["uid"] in [owner["uid"] for owner in existing["metadata"]["ownerReferences"]]
+
+
 def test_refused_objects_of_an_attached_job_are_a_warning(
     fake_api: FakeApi, planned: Planned, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -166,6 +166,12 @@ def test_only_the_faster_process_takes_over(plan: ManifestPlan, fake_api: FakeAp
         acquire_lease(plan)
 
 
+def test_lease_that_disappears_while_it_is_acquired_is_created(plan: ManifestPlan, fake_api: FakeApi) -> None:
+    """A Lease that existed when it was created, and did not when it was read, ends no run, also if that repeats."""
+    fake_api.fail("POST", "/leases", 409, times=2)
+    assert lease_record.read_holder(acquire_lease(plan)) == build_holder_identity(plan)
+
+
 def test_malformed_lease_is_repaired(plan: ManifestPlan, fake_api: FakeApi, fake_server: Client) -> None:
     """The process that acquires a malformed Lease repairs it."""
     put_lease(fake_api, annotations={"torchyard/attempt": "banana", "torchyard/outcome": "["}, spec={"renewTime": None})

@@ -193,6 +193,14 @@ def test_recorded_log_is_not_masked(path: Path) -> None:
     assert [mask_text(line) for line in lines] == lines
 
 
+@pytest.mark.parametrize("line", ["API_KEY={}", "api_key: {}", "--token={} --epochs 3", "aws eyJhbGciOiJIUzI1NiJ9.{}"])
+def test_long_secret_is_masked_to_its_end(line: str) -> None:
+    """A secret of any length is masked whole, and not only up to the limit of a search."""
+    masked = mask_text(line.format("eyJ" + "a1B2-c3D4" * 2_000))
+    assert MASK in masked
+    assert "c3D4" not in masked
+
+
 def test_key_of_a_mapping_names_a_secret() -> None:
     """A value in a document is masked by its key, unless the key is that of a reference."""
     document = {"settings": {"apiKey": "abc"}, "from": {"secret": "hub", "key": "token"}}

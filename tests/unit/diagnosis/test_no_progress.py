@@ -88,6 +88,15 @@ def test_event_of_a_later_attempt_explains_nothing(plan: ManifestPlan) -> None:
     assert diagnosis == explain(plan)
 
 
+@pytest.mark.parametrize("name", ["{job}-1", "{job}-1-7c6f0a51-3b5e-4c8e-9d0a-0f1e2d3c4b5a", "{job}-etl", "{job}0"])
+def test_event_of_another_job_explains_nothing(plan: ManifestPlan, name: str) -> None:
+    """An event about a job or a PodGroup whose name only begins with the job's name does not count."""
+    involved = {"kind": "PodGroup", "name": name.format(job=plan.job)}
+    failed_create = build_job_event(plan, "FailedCreate", "no") | {"involvedObject": involved}
+    quota = failed_create | {"reason": "Unschedulable", "message": "queue resource quota insufficient"}
+    assert explain(plan, ClusterContext([failed_create, quota])) == explain(plan)
+
+
 # --- nodes, queues, schedulers
 
 

@@ -112,6 +112,23 @@ def test_only_program_files_are_sent(tmp_path: Path) -> None:
     assert sorted(name for _, name in walk_files(tmp_path)) == ["models/net.py", "train.py"]
 
 
+def test_link_to_a_folder_of_the_program_is_followed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A link to a folder is sent as its files, unless it is a loop or, with a warning, leads out of the program."""
+    program = tmp_path / "program"
+    (program / "models").mkdir(parents=True)
+    (program / "models" / "net.py").touch()
+    (program / "nets").symlink_to("models")
+    (program / "models" / "loop").symlink_to(program)
+    for name, other_name in (("a", "b"), ("b", "a")):
+        (program / name).mkdir()
+        (program / name / "other").symlink_to(program / other_name)
+    (tmp_path / "dataset").mkdir()
+    (tmp_path / "dataset" / "0.bin").touch()
+    (program / "data").symlink_to(tmp_path / "dataset")
+    assert sorted(name for _, name in walk_files(program)) == ["models/net.py", "nets/net.py"]
+    assert caplog.text.count("data is not copied: it is a link to") == 1
+
+
 def write_ssh(tmp_path: Path, before: str = "") -> None:
     """An ssh whose host is this machine, with its home in `tmp_path`. `before`: shell code before each command."""
     ssh = tmp_path / "ssh"

@@ -78,10 +78,20 @@ def test_long_line_is_searched_up_to_a_limit() -> None:
     assert reader("x" * MAX_LINE_CHARS + "loss=1") == {}
 
 
-def test_slow_pattern_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
-    """A pattern that needs too long for a part of a line is given up with one warning, before the whole is searched."""
-    reader = PatternReader(r"(?P<loss>.*.*.*.*.*)=")
-    assert [reader("a" * MAX_LINE_CHARS), reader("loss=")] == [{}, {}]
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        r"(?P<loss>.*.*.*.*.*\d)[=:]",
+        r"(?P<loss>" + "[ab]?" * 100 + "[ab]" * 50 + "[=:])",
+        r"(?P<loss>a.*.*.*\d)=|a",
+    ],
+)
+def test_slow_pattern_is_given_up(pattern: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A pattern that needs too long for a line is given up with one warning."""
+    assert find_pattern_problem(pattern) is None
+    reader = PatternReader(pattern)
+    assert [reader("ab" * (MAX_LINE_CHARS // 2)), reader("loss=")] == [{}, {}]
     assert caplog.text.count("metrics: the pattern is too slow") == 1
 
 

@@ -160,6 +160,21 @@ def test_only_a_pod_of_a_node_loses_its_suffix(planned: Planned, pod: str, node:
     assert plan.node(f"{plan.job}-{pod}") == node
 
 
+@pytest.mark.parametrize(
+    ("launcher", "kind", "suffix"),
+    [
+        ("volcano", "Job", ""),
+        ("volcano", "PodGroup", "-7c6f0a51-3b5e-4c8e-9d0a-0f1e2d3c4b5a"),
+        ("jobset", "Job", "-worker-0"),
+        ("pytorchjob", "PodGroup", ""),
+    ],
+)
+def test_objects_of_a_job_are_known_by_their_names(planned: Planned, launcher: str, kind: str, suffix: str) -> None:
+    """Besides the job itself, its PodGroup and the Jobs between it and its pods belong to it."""
+    plan = planned(launcher=launcher, nodes=2)
+    assert plan.is_job_object(kind, f"{plan.job}{suffix}")
+
+
 def test_store_starts_before_the_agents(write: Write, tmp_path: Path) -> None:
     """The etcd is the first process and has a log, but is not a node."""
     plan = command_plan_of(load(write(nodes=2, rendezvous="etcd-v2")), tmp_path)

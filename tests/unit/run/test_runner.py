@@ -37,6 +37,7 @@ from torchyard.model.errors import (
     HandedOverError,
     HostError,
     PreflightError,
+    RendezvousError,
     RunInUseError,
 )
 from torchyard.model.event import EmitJobEvent, RowsRead, RunEvent, StatusRead
@@ -269,6 +270,26 @@ def test_budget_of_attempts_counts_from_the_start_that_was_requested(write: Writ
         assert runner.run().end == "failed"
         numbers.append([ended.number for ended in runner.attempts])
     assert numbers == [[1, 2], [3, 4]]
+
+
+def test_failure_of_the_store_is_recorded_before_its_logs_are_read(write: Write) -> None:
+    """A process that is lost after the rendezvous store failed leaves that outcome to the next one."""
+
+    def fail_to_submit(*_: object) -> Handle:
+        raise RendezvousError("http://gpu1:2379", "it does not respond", "is it running there?")
+
+    def lose_process(*_: object) -> Collected:
+        raise Terminated
+
+    steps = fail_with(None)._replace(submit=fail_to_submit, collect=lose_process)
+    runner = create_runner(build_lone_profile(write), RUN_ID, LocalControl(), steps)
+    runner.folder.path.mkdir(parents=True)
+    with pytest.raises(Terminated):
+        runner.run_pipeline(1)
+    outcome = runner.folder.outcome(1)
+    assert outcome
+    assert outcome.status.failure
+    assert outcome.status.failure.cause == "rendezvous-store"
 
 
 NO_ROOM = PreflightError((Finding("room for 2 pods", "found room for 1", lacks_room=True),))

@@ -1,6 +1,6 @@
 """Volcano's queues: from the PodGroup of a job, the events about it, and the Queue objects."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torchyard.diagnosis.event_rules import shorten_message
@@ -12,12 +12,12 @@ _QUOTA_MESSAGES = ("quota insufficient", "overused")
 _PENDING_HINT = ": the queue is full or closed, or the cluster too small for it"
 
 
-def read_pod_group(states: Mapping[str, Mapping[str, Any]], events: Sequence[Any], job: str) -> Queue | None:
+def read_pod_group(states: Mapping[str, Mapping[str, Any]], job_events: Iterable[Any]) -> Queue | None:
     """The queue of a job without pods; None if neither a PodGroup nor an event shows one.
 
-    While a PodGroup is Pending, only the events contain the reason. `events`: of the namespace; `job`: the job's name.
+    While a PodGroup is Pending, only the events contain the reason. `job_events`: about the job or its PodGroup.
     """
-    quota_message = _find_quota_message(events, job)
+    quota_message = _find_quota_message(job_events)
     group = find_object(states, "PodGroup")
     if group is None:
         return Queue(missing=shorten_message(quota_message)) if quota_message else None
@@ -34,11 +34,10 @@ def read_pod_group(states: Mapping[str, Mapping[str, Any]], events: Sequence[Any
     )
 
 
-def _find_quota_message(events: Iterable[Any], job: str) -> str | None:
-    """The message of an event about a quota that is used up; None if no event of the job reports one."""
-    for event in events:
-        is_own = to_text(get_mapping(event, "involvedObject").get("name")).startswith(job)
-        if is_own and event.get("reason") == "Unschedulable":
+def _find_quota_message(job_events: Iterable[Any]) -> str | None:
+    """The message of an event about a quota that is used up; None if no event reports one."""
+    for event in job_events:
+        if event.get("reason") == "Unschedulable":
             message = to_text(event.get("message"))
             if any(part in message for part in _QUOTA_MESSAGES):
                 return message

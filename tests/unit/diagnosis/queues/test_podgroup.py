@@ -20,8 +20,8 @@ def build_group(phase: str | None, *messages: str) -> dict[str, Any]:
     return {"metadata": metadata, "spec": {"queue": "q"}, "status": {"phase": phase, "conditions": conditions}}
 
 
-def build_event(name: str, message: str) -> dict[str, Any]:
-    return {"involvedObject": {"kind": "PodGroup", "name": name}, "reason": "Unschedulable", "message": message}
+def build_event(message: str) -> dict[str, Any]:
+    return {"involvedObject": {"kind": "PodGroup", "name": "job"}, "reason": "Unschedulable", "message": message}
 
 
 @pytest.mark.parametrize(
@@ -35,13 +35,13 @@ def build_event(name: str, message: str) -> dict[str, Any]:
 )
 def test_phase_shows_whether_the_queue_has_admitted_the_gang(phase: str, state: str, is_admitted: bool) -> None:
     """A gang waits until its PodGroup has left the phase Pending."""
-    queue = read_pod_group({"PodGroup/x": build_group(phase)}, (), "job")
+    queue = read_pod_group({"PodGroup/x": build_group(phase)}, ())
     assert queue == Queue(name="q", since=1_700_000_000.0, state=state, is_admitted=is_admitted)
 
 
 def test_newest_condition_is_quoted() -> None:
     """Of the conditions, of which Volcano resets none, the newest is quoted."""
-    queue = read_pod_group({"PodGroup/x": build_group("Pending", "old", "new")}, (), "job")
+    queue = read_pod_group({"PodGroup/x": build_group("Pending", "old", "new")}, ())
     assert queue
     assert (queue.missing, queue.state) == ("new", "its PodGroup is Pending")
 
@@ -49,7 +49,7 @@ def test_newest_condition_is_quoted() -> None:
 def test_gang_that_is_admitted_misses_nothing() -> None:
     """Once the queue has admitted the gang, old events and conditions about its wait are not quoted."""
     group = build_group("Inqueue", "3/3 tasks in gang unschedulable")
-    queue = read_pod_group({"PodGroup/x": group}, [build_event("job", QUOTA)], "job")
+    queue = read_pod_group({"PodGroup/x": group}, [build_event(QUOTA)])
     assert queue
     assert (queue.missing, queue.is_admitted) == (None, True)
 
@@ -58,30 +58,29 @@ def test_condition_of_success_is_not_missing() -> None:
     """The condition Scheduled says that the gang can be scheduled, not what it lacks."""
     group = build_group("Pending", "tasks in gang are ready to be scheduled")
     group["status"]["conditions"][0]["type"] = "Scheduled"
-    queue = read_pod_group({"PodGroup/x": group}, (), "job")
+    queue = read_pod_group({"PodGroup/x": group}, ())
     assert queue
     assert queue.missing is None
 
 
 @pytest.mark.parametrize(
-    ("name", "message", "missing"),
+    ("message", "missing"),
     [
-        ("job", QUOTA, QUOTA),
-        ("other", QUOTA, None),
-        ("job", "0/2 tasks in gang unschedulable: pod group is not ready", None),
+        (QUOTA, QUOTA),
+        ("0/2 tasks in gang unschedulable: pod group is not ready", None),
     ],
 )
-def test_event_about_the_quota_counts(name: str, message: str, missing: str | None) -> None:
-    """Only an event about the job's own PodGroup and a quota shows what is missing: others belong to any start."""
-    queue = read_pod_group({"PodGroup/x": build_group("Pending")}, [build_event(name, message)], "job")
+def test_event_about_the_quota_counts(message: str, missing: str | None) -> None:
+    """Only an event about a quota shows what is missing: others belong to any start."""
+    queue = read_pod_group({"PodGroup/x": build_group("Pending")}, [build_event(message)])
     assert queue
     assert queue.missing == missing
 
 
 def test_event_counts_without_a_pod_group() -> None:
     """If PodGroups may not be read, the event about the quota is enough; without one the queue is unknown."""
-    assert read_pod_group({}, [build_event("job", QUOTA)], "job") == Queue(missing=QUOTA)
-    assert read_pod_group({}, (), "job") is None
+    assert read_pod_group({}, [build_event(QUOTA)]) == Queue(missing=QUOTA)
+    assert read_pod_group({}, ()) is None
 
 
 @pytest.mark.parametrize(
