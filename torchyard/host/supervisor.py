@@ -85,7 +85,6 @@ from torchyard.host.state import (
     measure_age,
     read_state,
     take_lock,
-    try_write_state,
     view_state,
     write_state,
 )
@@ -93,6 +92,8 @@ from torchyard.host.watch import Launcher, Renewal, WatchedProcess, read_request
 
 _PR_SET_CHILD_SUBREAPER = 36
 _KILL_TIMEOUT_S = 5.0
+_RECORD_TIMEOUT_S = 60.0  # seconds in which the end of a process can be recorded; `cancel` does not wait for it so long
+_RECORD_INTERVAL_S = 0.5
 _CHECKPOINTS_VARIABLE = "TORCHYARD_CHECKPOINTS"  # names the folder of checkpoints, which exists when the program starts
 _MAX_UNENDED = 50  # processes; the state has a fixed size
 _FOREIGN_PREFIXES = ("PREFECT_", "PET_", "TORCHELASTIC_", "TORCHYARD_NOFILE")  # secrets; overrides of torchrun's flags
@@ -208,7 +209,22 @@ def _run_process(folder: str, spec: Json, log: ProcessLog, result_fd: int) -> No
     if log.lost_count:
         process_fields["lost"] = log.lost_count
         process_fields["error"] = log.error
-    try_write_state(folder, phase="exited", exit=exit_code, ended=ended_at, lines=log.line_count, **process_fields)
+    _record_end(folder, exit=exit_code, ended=ended_at, lines=log.line_count, **process_fields)
+
+
+def _record_end(folder: str, **changes: Json) -> None:
+    """Write the state of an ended process, with its exit code. A failed write is repeated for a minute."""
+    deadline = time.monotonic() + _RECORD_TIMEOUT_S
+    while True:
+        try:
+            write_state(folder, phase="exited", **changes)
+            return
+        except FileNotFoundError:  # the folder was removed
+            return
+        except OSError:
+            if time.monotonic() >= deadline:
+                return
+        time.sleep(_RECORD_INTERVAL_S)
 
 
 def _open_wakeup_pipe() -> int:

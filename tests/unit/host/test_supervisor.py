@@ -28,6 +28,20 @@ def test_the_program_keeps_the_umask_of_its_user(folder: Path) -> None:
     assert [path.name for path in (folder, *folder.iterdir()) if path.stat().st_mode & 0o077] == []
 
 
+def test_end_is_recorded_once_its_file_can_be_written(folder: Path) -> None:
+    """An exit code that cannot be written at first, as on a share whose server restarts, is written later."""
+    state = start_script(folder, f"cd {folder}; until mv go gone; do sleep 0.1; done; exit 7")
+    (folder / "state").rename(folder / "saved")
+    (folder / "state").mkdir()
+    (folder / "go").touch()
+    while Path(f"/proc/{state['agent']}").exists():
+        time.sleep(0.01)
+    time.sleep(0.5)
+    (folder / "state").rmdir()
+    (folder / "saved").rename(folder / "state")
+    assert wait_for_exit(folder)["exit"] == 7
+
+
 def test_submit_twice_starts_once(folder: Path) -> None:
     """The second submit adopts what the first one started."""
     first = start_script(folder, "sleep 60")
