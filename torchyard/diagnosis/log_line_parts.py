@@ -45,11 +45,12 @@ _MIN_SHARE_WITH_LEVEL = 0.9
 _MIN_SHARE_WITH_TASK = 0.5
 _SHARE_LINES = 1000
 # Information, warnings, what a program tries again, and what it does without. Kubernetes prints `Warning` before events
-# and NCCL before errors.
+# and NCCL before errors. pyxis prints what the hooks of a container print before its program starts.
 _INFORMATION = re.compile(
     r"^[DIWV]\d{4} |^\[[DIWV](?:\d{4})? |Warning: | NCCL INFO |(?<!NCCL )(?<!=)\bWARN(?:ING)?\b"
     r"|(?:^|[\s\[|:-])(?:INFO|DEBUG|TRACE)\b(?=[\s\]|:-])|\blevel=(?:info|warn|debug)"
     r"|\"(?:log_?)?(?:level(?:_?name)?|severity)\": ?\"(?i:info|notice|debug|trace|warn)|\[NeMo [DIW] "
+    r"|\bpyxis: +\d{1,9} (?:Segmentation fault|Aborted|Killed)\b"
     r"|NCCL WARN.{0,80}\bRAS\b|\bRAS\b.{0,80}\bbind|\bras/|Retrying \(Retry\(|thrown while requesting"
     r"|\b[Rr]etrying (?:\w{1,30} )?(?:in|after|with)\b|^wandb: |Exception ignored (?:in|while|on)\b"
     r"|(?i:\bfall(?:s|ing)?[ -]?back\b|\busing [^.;]{1,60} instead\b"
@@ -60,6 +61,7 @@ _INFORMATION = re.compile(
 # reports at any level. torchrun stops its workers by another signal than SIGTERM only if it has received that itself.
 _SERIOUS_WARNING = re.compile(
     r"death signal|closing signal SIG(?:HUP|INT|QUIT)|Child process with PID|worker (?:process has )?died|\bXid\b"
+    r"|\bmarked dead\b"
     r"|fallen off the bus"
 )
 # A traceback in a string of JSON, or as Python represents one.

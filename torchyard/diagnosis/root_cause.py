@@ -25,7 +25,7 @@ from torchyard.diagnosis.symptoms import (
 from torchyard.diagnosis.tracebacks import find_raising_frame
 from torchyard.diagnosis.worker_reports import AgentReport, WorkerReport, read_agent_report
 from torchyard.model.causes.cause import Distance, LogRule
-from torchyard.model.causes.fabric import FabricCause
+from torchyard.model.causes.fabric import VAGUE_TIMEOUT, FabricCause
 from torchyard.model.causes.gpu import GpuCause
 from torchyard.model.causes.platform import PlatformCause
 from torchyard.model.causes.program import (
@@ -71,17 +71,20 @@ _FAILED_STARTS = frozenset(  # of a process, by its last words
 )
 _LAST_WORDS_LINES = 20  # of a rank that ended with 0
 _NCCL_WARNING_LINES = 100  # before an exception that reports NCCL's error
+_LATE_WARNING_LINES = 20  # after it, where several processes print into one log
 _LAST_NCCL_ERROR = "Last error:"
 _NCCL_MESSAGE_LINES = 6  # after its first line
 
 # By a process, about itself, or by a launcher: composer, Open MPI and Intel MPI.
 _RANK_IN_LINE = re.compile(
     r"\[(?:PG [^\]]{0,80} )?[Rr]ank:? ?(?P<bracketed>\d{1,6})\]|\bon rank:? ?(?P<bare>\d{1,6})\b"
-    r"|\b(?:[Rr]ank|RANK) (?P<reported>\d{1,6}) (?:crashed with|with PID|PID|\(PID) "
+    r"|\b(?:[Rr]ank|RANK) (?P<reported>\d{1,6}) (?:crashed with|died from|with PID|PID|\(PID) "
+    r"|\[(?P<setup>\d{1,6})\] is setting up NCCL communicator"
     r"|\bRankID:(?P<npu>\d{1,6})\b|Error: Rank (?P<raised>\d{1,6}): "
 )
 # torch.multiprocessing, about a process of its node.
 _SPAWNED_PROCESS = re.compile(r"\bprocess (?P<local>\d{1,3}) terminated with (?:signal|exit code) ")
+_SIGNAL_RECEIVED = re.compile(r"traceback : Signal \d{1,2} \(\w{1,20}\) received by PID (?P<pid>\d{1,9})")
 _ENDPOINT = re.compile(r"\([\w.:-]{1,200}, \d{1,5}\)")  # as torch prints it: (host-0, 29500)
 _NCCL_LINE = re.compile("NCCL WARN")
 _NCCL_WARNING = re.compile(r"NCCL WARN (.{3,1000})")
@@ -296,7 +299,7 @@ def _list_suspects(
             rank=None if report.is_cut_off else worker.rank,
             exit_code=worker.exit_code,
             last_line_at=0.0,
-            lines=[] if streams else lines,
+            lines=[] if streams else _drop_signals_of_others(lines, worker),
             report=worker,
             is_stopped=report.is_stopped(worker),
             has_own_lines=bool(streams),
@@ -305,17 +308,29 @@ def _list_suspects(
             global_ranks=global_ranks,
             common_lines=() if has_tee or not streams or report.is_stopped(worker) else agent_lines,
         )
+    worker_pids = {worker.pid for worker in report.workers}
     yield _Suspect(
         node=node,
         rank=None,
         exit_code=exit_code,
         last_line_at=agent_lines[-1].timestamp if agent_lines else 0.0,
-        lines=agent_lines,
+        lines=[line for line in agent_lines if _parse_signalled_pid(line) not in worker_pids],
         has_workers=bool(report.workers),
         is_shared=is_shared,
         times=ProcessTimes(started=report.started_at, others_progress=max(progress_times.values(), default=0.0)),
         global_ranks=global_ranks,
     )
+
+
+def _drop_signals_of_others(lines: Sequence[LogLinePart], worker: WorkerReport) -> list[LogLinePart]:
+    """The lines without those in which torchrun reports the signal that ended another worker than this one."""
+    return [line for line in lines if _parse_signalled_pid(line) in (None, worker.pid) or not worker.pid]
+
+
+def _parse_signalled_pid(line: LogLinePart) -> int | None:
+    """The process of which torchrun reports, in the item of a worker, that a signal ended it; None for other lines."""
+    match = _SIGNAL_RECEIVED.search(line.text)
+    return int(match["pid"]) if match else None
 
 
 def _build_worker_times(
@@ -535,7 +550,7 @@ def _symptom_priority(symptom: Symptom) -> int:
     for index, rule in enumerate(RULES_BY_DISTANCE):
         if rule is symptom.rule:
             return index
-    return sum(rule.distance == Distance.OWN for rule in RULES_BY_DISTANCE)
+    return sum(rule.distance <= symptom.rule.distance for rule in RULES_BY_DISTANCE)
 
 
 def _find_earlier_line(finding: _Finding, symptoms: ProcessSymptoms) -> LogLinePart | None:
@@ -623,7 +638,8 @@ def _find_root_cause(suspects: Sequence[_Suspect], store_finding: _Finding | Non
 
 def _finding_priority(finding: _Finding) -> tuple[Distance, float, bool]:
     """The nearest cause first, then the earliest; in a log without times, one that says more than that NCCL failed."""
-    return finding.distance, finding.timestamp, finding.rule.cause in _GENERAL_NCCL_CAUSES
+    is_general = finding.rule.cause in _GENERAL_NCCL_CAUSES or finding.rule is VAGUE_TIMEOUT
+    return finding.distance, finding.timestamp, is_general
 
 
 def _can_explain(other: _Finding, finding: _Finding) -> bool:
@@ -633,6 +649,8 @@ def _can_explain(other: _Finding, finding: _Finding) -> bool:
     if finding.distance == Distance.EXIT:
         # It exited by itself, before torchrun saw that: an own error elsewhere is the reason only if it came first.
         report = finding.suspect.report
+        if report and other.suspect.report and _was_killed_later(other.suspect.report, report):
+            return False
         exited_at = report.get_failure_time() if report else finding.timestamp
         return other.distance == Distance.OWN and other.timestamp <= exited_at
     if other.rule.cause is PlatformCause.TERMINATED and finding.distance in (Distance.PEER, Distance.WAIT):
@@ -644,6 +662,11 @@ def _can_explain(other: _Finding, finding: _Finding) -> bool:
         return other.timestamp <= finding.timestamp + _CLOCK_SKEW_S
     skew_s = -_CLOCK_SKEW_S if has_times and _is_timeout_behind(finding, other) else _CLOCK_SKEW_S
     return other.distance < finding.distance and other.timestamp <= finding.timestamp + skew_s
+
+
+def _was_killed_later(other: WorkerReport, first: WorkerReport) -> bool:
+    """Whether a signal ended a worker after another one had failed, by torchrun's times: torchrun may have sent it."""
+    return other.exit_code < 0 and bool(first.failed_at) and other.failed_at > first.failed_at
 
 
 def _is_timeout_behind(timeout: _Finding, finding: _Finding) -> bool:
@@ -825,17 +848,25 @@ def _find_nccl_warning(lines: Sequence[LogLinePart], exception_index: int) -> st
     """NCCL's own message about the error that the exception at this index reports; None if there is none.
 
     The first warning of NCCL in the lines before the exception counts, because the next ones follow from it. Without a
-    warning it is NCCL's last error, which torch quotes behind the exception.
+    warning it is NCCL's last error, which torch quotes behind the exception, or a warning that is printed late.
     """
-    for line in lines[max(exception_index - _NCCL_WARNING_LINES, 0) : exception_index]:
-        match = _NCCL_WARNING.search(line.text)
-        if match and not is_harmless(line.text):
-            return match[1]
+    warning = _find_first_warning(lines[max(exception_index - _NCCL_WARNING_LINES, 0) : exception_index])
+    if warning:
+        return warning
     quoted_lines = lines[exception_index + 1 : exception_index + 1 + _NCCL_MESSAGE_LINES]
     for line, next_line in pairwise(quoted_lines):
         logger_prefix, marker, rest = line.text.partition(_LAST_NCCL_ERROR)
         if marker and not rest.strip():
             return next_line.text.removeprefix(logger_prefix).strip() or None
+    return _find_first_warning(lines[exception_index + 1 : exception_index + 1 + _LATE_WARNING_LINES])
+
+
+def _find_first_warning(lines: Iterable[LogLinePart]) -> str | None:
+    """The message of NCCL's first warning in these lines; None if there is none."""
+    for line in lines:
+        match = _NCCL_WARNING.search(line.text)
+        if match and not is_harmless(line.text):
+            return match[1]
     return None
 
 

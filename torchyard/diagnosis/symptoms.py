@@ -21,22 +21,26 @@ from torchyard.diagnosis.tracebacks import (
 )
 from torchyard.model.causes.cause import Distance, LogRule, list_exit_code_patterns
 from torchyard.model.causes.gpu import GpuCause
-from torchyard.model.causes.memory import HOST_MEMORY_NOT_PINNED
+from torchyard.model.causes.memory import HOST_MEMORY_NOT_PINNED, MOUNT_LOST
 from torchyard.model.causes.platform import PlatformCause
 from torchyard.model.causes.program import (
     CHILD_EXITED,
     DATA_WORKER_LOST,
+    PARENT_LOST,
     PROCESS_NOT_STARTED,
     PROGRAM_ERROR,
     ProgramCause,
 )
 from torchyard.model.causes.registry import LOG_RULES
 
-# Metrics and progress bars: a number after the name of one.
+# Metrics and progress bars: a number after the name of one, which is not a part of another name (`job-lr-5e-6-worker`).
 _PROGRESS = re.compile(
-    r"(?i:\b(?:loss|epochs?|iter(?:ation)?s?|(?:global_)?steps?|batch(?:es)?|samples|tokens|accuracy|acc|perplexity|ppl"
-    r"|lr|throughput|elapsed|eval\w{0,20}|validation|train\w{0,20}_\w{1,20})\b[^.;]{0,40}?\d)|\d{1,3}%\||\b(?:it/s|s/it)\b"
+    r"(?i:(?<!\w-)\b(?:loss|epochs?|iter(?:ation)?s?|(?:global_)?steps?|batch(?:es)?|samples|tokens|accuracy|acc|perplexity|ppl"
+    r"|lr|throughput|elapsed|eval\w{0,20}|validation|train\w{0,20}_\w{1,20})\b(?!-[\w.]{1,20}[/-])[^.;]{0,40}?\d)|\d{1,3}%\||\b(?:it/s|s/it)\b"
 )
+# The count of a progress bar. tqdm prints a bar again when the program ends: the same count twice is no progress.
+_BAR_COUNT = re.compile(r"\| {0,12}(\d{1,12}/(?:\d{1,12}|\?)) \[")
+_FIRST_COUNT = re.compile(r"0/")
 # What programs print while they fail, and what prints it for them: neither progress nor ordinary output.
 _DIAGNOSTIC = re.compile(
     r"^[DIWEF]\d{4} |^\[[DIWEF]\d{0,4} | NCCL (?:INFO|WARN)|^frame #|^[=*-]{4}|^\s+at |what\(\):|^<omitting python"
@@ -48,12 +52,15 @@ _PYTHON_WARNING = re.compile(r"\.py:\d{1,6}: \w{0,40}Warning: ")
 _TASK_ENDED = re.compile(r"srun: error: .{1,200}: tasks? [\d,-]{1,200}: (?!Terminated)")
 # A launcher reports by this that one of its processes ended by a signal, and may then print what the others printed.
 _REPORTED_SIGNAL = re.compile(r"\bcode(?: =|:)? -\d{1,2}\b")
+# By this PALS reports the end of a rank; it then kills the others.
+_DIED = re.compile(r"\bdied from signal \d")
 # How a launcher reports the end of a process that it has stopped.
 _STOPPED_BY_LAUNCHER = re.compile("|".join(list_exit_code_patterns(signal.SIGTERM)))
 # What a process raises once the helpers to which it writes have gone.
 _BROKEN_PIPE = re.compile(r"\b(?:BrokenPipeError|ConnectionResetError|EOFError)\b")
 # Exceptions whose words do not show the cause, which the call that raised them does: EAGAIN without a file, which flock
-# reports too, and memory of CUDA that is not the GPU's.
+# reports too, memory of CUDA that is not the GPU's, a lost mount in the words of a socket, and a process that was started
+# and did not get all of its data.
 _CALL_RULES = (
     (
         re.compile(r"BlockingIOError: \[Errno 11\] Resource temporarily unavailable$"),
@@ -65,9 +72,20 @@ _CALL_RULES = (
         re.compile(r"\bin pin_memory\b|\.pin_memory\(|\bpin_memory=True"),
         HOST_MEMORY_NOT_PINNED,
     ),
+    (
+        re.compile(r"OSError: \[Errno 107\] Transport endpoint is not connected$"),
+        re.compile(r"\b(?:open|read|write|flush|seek|stat|listdir|scandir|mkdir|makedirs|rename|replace|remove)\("),
+        MOUNT_LOST,
+    ),
+    (
+        re.compile(r"_pickle\.UnpicklingError: pickle data was truncated|EOFError: Ran out of input"),
+        re.compile(r"/multiprocessing/spawn\.py\""),
+        PARENT_LOST,
+    ),
 )
 # That a process is told to end, and may go on until it is killed.
 _STOP_CAUSES = frozenset({PlatformCause.TIME_LIMIT, PlatformCause.CANCELLED, PlatformCause.TERMINATED})
+_ENDS_BY_LAUNCHER = frozenset({ProgramCause.KILLED, PlatformCause.WORKER_LOST})  # if it ends the others after one
 _SCHEDULER_CAUSES = frozenset({PlatformCause.TIME_LIMIT, PlatformCause.CANCELLED})
 RULES_BY_DISTANCE = tuple(sorted(LOG_RULES, key=lambda rule: rule.distance))  # the first that matches explains most
 _RULE_ORDER = {rule: index for index, rule in enumerate(RULES_BY_DISTANCE)}
@@ -163,6 +181,7 @@ class ProcessSymptoms:
     def _read_lines(self, indices: Sequence[int]) -> list[Symptom]:
         """The symptoms in the lines outside of tracebacks; warnings, progress and other output are set apart."""
         symptoms = []
+        last_count = ""
         for index in indices:
             line = self._lines[index]
             rule = find_rule(line.text)
@@ -171,6 +190,12 @@ class ProcessSymptoms:
             elif rule:
                 symptoms.append(Symptom(rule, line, index))
             elif line.text.strip() and not _DIAGNOSTIC.search(line.text):
+                bar_count = _BAR_COUNT.search(line.text)
+                if bar_count:
+                    is_repeated = bar_count[1] == last_count or bool(_FIRST_COUNT.match(bar_count[1]))
+                    last_count = bar_count[1]
+                    if is_repeated:
+                        continue
                 (self._progress if _PROGRESS.search(line.text) else self._ordinary).append(index)
         return symptoms
 
@@ -248,11 +273,12 @@ class ProcessSymptoms:
         is_kill_expected = False
         for symptom in symptoms:
             cause = symptom.rule.cause
-            if cause is ProgramCause.KILLED and is_kill_expected:
+            if cause in _ENDS_BY_LAUNCHER and is_kill_expected:
                 continue
             if cause is PlatformCause.TERMINATED and kept and _STOPPED_BY_LAUNCHER.search(symptom.evidence.text):
                 continue
-            is_kill_expected = is_kill_expected or cause in _SCHEDULER_CAUSES or symptom.rule is CHILD_EXITED
+            is_end_of_others = cause in _SCHEDULER_CAUSES or symptom.rule is CHILD_EXITED
+            is_kill_expected = is_kill_expected or is_end_of_others or bool(_DIED.search(symptom.evidence.text))
             if cause is PlatformCause.CANCELLED and self._has_task_ended_before(symptom):
                 continue
             kept.append(symptom)

@@ -362,6 +362,8 @@ def split_lines(lines: Sequence[LogLinePart]) -> ProcessLines:
     for index in reader.other:
         text = lines[index].text
         if _BARE_EXCEPTION.match(text) and not _WRAPPER_EXCEPTION.match(text):
-            exception = RaisedException([lines[index]], [], index, index, is_harmless(text), has_traceback=False)
+            message = list(lines[index + 1 : index + 2]) if text.rstrip().endswith(":") else []
+            end = index + len(message)
+            exception = RaisedException([lines[index]], message, index, end, is_harmless(text), has_traceback=False)
             bare_exceptions.append(exception)
     return ProcessLines([*bare_exceptions, *exceptions], reader.other)

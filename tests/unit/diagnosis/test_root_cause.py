@@ -803,3 +803,132 @@ def test_last_words_of_a_data_worker_explain_the_exception_about_it() -> None:
     rows = [*(f"[default0]:{row}" for row in words), *exception, *build_summary_entry(0, 0, 1, 10)]
     assert diagnose_lines({"node_0": 1}, node_0=rows).cause == "cuda-error"
     assert diagnose_lines({"node_0": 1}, node_0=rows[2:]).cause == "data-worker-lost"
+
+
+LOST_DAEMON = "ORTE has lost communication with a remote daemon."
+GPU_OOM = "(LLMRayActor pid=42) CUDA Error: out of memory at /workspace/csrc/cumem_allocator.cpp:62"
+
+
+@pytest.mark.parametrize(
+    ("line", "later_line", "cause"),
+    [
+        (LOST_DAEMON, "  Remote daemon: [[43015,0],20] on node job-lr-5e-6-worker-19", "peer-lost"),
+        ("1234 Segmentation fault      (core dumped) python train.py", "collecting /out/lr-5e-6/log", "segfault"),
+        ("RuntimeError: CUDA out of memory.", "pod job-epoch-3-worker-0 deleted", "oom-gpu"),
+        (GPU_OOM, "Episode [1/16]:   0%|          | 0/309 [03:58<?, ?it/s]", "oom-gpu"),
+    ],
+)
+def test_name_or_bar_without_a_step_is_no_progress(line: str, later_line: str, cause: str) -> None:
+    """A number in the name of a job, and a progress bar that is only printed again, do not show that it went on."""
+    assert diagnose_lines({"node_0": 1}, node_0=[line, later_line]).cause == cause
+    progress = [f"epoch {number}, lr 5e-6, loss 0.5" for number in (3, 4)]
+    assert diagnose_lines({"node_0": 1}, node_0=[line, *progress]).cause == "unknown"
+
+
+def test_progress_bar_that_goes_on_is_progress() -> None:
+    """A bar with another count shows that the process survived what it printed before."""
+    bars = [f"Epoch 1:  {step}%|          | {step}/100 [03:58<10:00, 3.60it/s]" for step in (8, 9, 9)]
+    assert diagnose_lines({"node_0": 1}, node_0=[bars[0], GPU_OOM, bars[1], bars[2]]).cause == "unknown"
+    assert diagnose_lines({"node_0": 1}, node_0=[bars[0], bars[1], GPU_OOM, bars[2]]).cause == "oom-gpu"
+
+
+@pytest.mark.parametrize("last_signal", [9, 15])
+@pytest.mark.parametrize("exit_code", [1, 139])
+def test_first_rank_that_died_of_a_signal_counts(last_signal: int, exit_code: int) -> None:
+    """PALS reports each rank that a signal ended, and kills the others after the first one."""
+    rows = ["rank 3 died from signal 11 and dumped core", f"rank 0 died from signal {last_signal}"]
+    failure = diagnose_lines({"node_0": exit_code}, node_0=rows)
+    assert (failure.cause, failure.rank, failure.line) == ("segfault", 3, rows[0])
+
+
+def test_worker_that_torchrun_killed_later_is_not_the_first_failure() -> None:
+    """torchrun also lists the workers that it ends after the first failure, with the signals that they received."""
+    killed = build_summary_entry(0, 0, -9, 29)
+    killed[-1] = "  traceback : Signal 9 (SIGKILL) received by PID 42"
+    first = [row.replace("pid: 42", "pid: 43") for row in build_summary_entry(1, 1, 1, 2)]
+    rows = ["Failures:", *killed, "Root Cause (first observed failure):", *first]
+    failure = diagnose_lines({"node_0": 1}, node_0=rows)
+    assert (failure.cause, failure.rank, failure.exit_code) == ("program-error", 1, 1)
+
+
+def test_child_that_lightning_reports_explains_the_lost_worker_of_ray() -> None:
+    """Lightning ends its own process after another rank has failed, and Ray then reports a lost worker."""
+    child = "[rank: 1] Child process with PID 42 terminated with code 1. Forcefully terminating all other processes"
+    rows = [child, "(raylet) A worker died or was killed while executing a task by an unexpected system error."]
+    failure = diagnose_lines({"node_0": 1}, node_0=rows)
+    assert (failure.cause, failure.rank) == ("program-error", 1)
+
+
+SETUP = "is setting up NCCL communicator and retrieving ncclUniqueId from [0] via c10d key-value store by key '0', but"
+
+
+def test_rank_that_sets_up_nccl_is_not_the_peer_that_the_line_names() -> None:
+    """torch names the rank that failed to set up NCCL in brackets, and then the peer that may have crashed."""
+    line = f"RuntimeError: [14] {SETUP} store->get('0') got error: Connection reset by peer. It crashed on rank 0"
+    failure = diagnose_lines({"node_0": 1}, node_0=[line])
+    assert (failure.cause, failure.rank) == ("peer-lost", 14)
+
+
+NAMED_TIMEOUT = "[Rank 2] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1, OpType=ALLREDUCE)"
+NAMED_TIMEOUT += " ran for 600034 milliseconds before timing out."
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[rank0]:[E816 p.cpp:621] [Rank 0] Some NCCL operations have failed or timed out. Data may be corrupted.",
+        "RuntimeError: NCCL communicator was aborted on rank 2.",
+    ],
+)
+def test_watchdogs_own_line_explains_the_abort_that_follows(line: str) -> None:
+    """The line with the collective that timed out is quoted, and not one that only follows from it."""
+    logs = {"node-0": [LogLine(0.0, "node-0", row) for row in (line, f"[rank2]:[E816 p.cpp:1515] {NAMED_TIMEOUT}")]}
+    failure = diagnose_failure(logs, {"node-0": 1})
+    assert failure
+    assert (failure.cause, failure.rank) == ("nccl-timeout", 2)
+    assert "600 s for ALLREDUCE" in failure.sentence
+
+
+def test_exception_that_announces_a_cause_shows_it() -> None:
+    """Without its traceback, an exception whose line ends with a colon has the cause in the next line."""
+    rows = [
+        "RuntimeError: Failed to import transformers.modeling_utils because of the following error (see above):",
+        "/lib/python3.10/site-packages/flash_attn_2_cuda.so: undefined symbol: _ZNK3c1011StorageImplEv",
+    ]
+    assert diagnose_lines({"node_0": 1}, node_0=rows).cause == "library-missing"
+    assert diagnose_lines({"node_0": 1}, node_0=[rows[0], "unexpected"]).cause == "program-error"
+
+
+@pytest.mark.parametrize(
+    ("call", "cause"), [("self.f.write(*args)", "storage-error"), ("s.send(b'')", "program-error")]
+)
+def test_call_shows_whether_a_mount_was_lost(call: str, cause: str) -> None:
+    """A lost mount and a socket that is not connected have the same words."""
+    frame = [
+        '  File "/lib/python3.10/site-packages/fsspec/implementations/local.py", line 382, in write',
+        f"    {call}",
+    ]
+    error = "OSError: [Errno 107] Transport endpoint is not connected"
+    rows = ["Traceback (most recent call last):", *frame, error]
+    assert diagnose_lines({"node_0": 1}, node_0=rows).cause == cause
+
+
+def test_process_without_its_parent_is_not_the_first_failure() -> None:
+    """A process that multiprocessing starts cannot read what its parent sends, if the parent has aborted."""
+    frame = '  File "/usr/lib/python3.11/multiprocessing/spawn.py", line 132, in _main'
+    error = "_pickle.UnpicklingError: pickle data was truncated"
+    child = ["Traceback (most recent call last):", frame, "    self = reduction.pickle.load(from_parent)", error]
+    failure = diagnose_lines({"node_0": 1}, node_0=child)
+    assert failure.sentence.startswith(f"node-0 lost the process that was starting it ({error}")
+    assert diagnose_lines({"node_0": 1}, node_0=["terminate called recursively", *child]).cause == "abort"
+
+
+def test_warning_of_nccl_that_is_printed_late_is_quoted() -> None:
+    """Where several processes print into one log, the warning may follow the exception that it explains."""
+    rows = [
+        "(pid=42) RuntimeError: NCCL error in: ProcessGroupNCCL.cpp:784, unhandled cuda error, NCCL version 2.7.8",
+        "(pid=43) z:43:44 [0] transport/p2p.cc:238 NCCL WARN failed to open CUDA IPC handle : 217 no peer access",
+    ]
+    failure = diagnose_lines({"node_0": 1}, node_0=rows)
+    assert failure.cause == "nccl-cuda-error"
+    assert "(failed to open CUDA IPC handle : 217 no peer access)" in failure.sentence

@@ -50,6 +50,12 @@ class FabricCause(Cause):
     NCCL_TIMEOUT = CauseFacts("nccl-timeout", advice="look for the rank that is missing or slow", retry=True)
 
 
+VAGUE_TIMEOUT = LogRule(
+    cause=FabricCause.NCCL_TIMEOUT,
+    symptom="had a collective that failed or timed out",
+    patterns=("NCCL operations have failed or timed out",),
+    distance=Distance.WAIT,
+)
 FABRIC_RULES = (
     # A new attempt would get the same nodes: what is slow between them is not known from an all-reduce.
     LogRule(
@@ -262,7 +268,6 @@ FABRIC_RULES = (
             "Connection was likely closed",
             "lost communication with a remote daemon",
             "failed to recv, got 0 bytes",
-            r"communicator was aborted(?!.{0,200}timeout)",
             "ConnectionResetError",
             r"got error: Connection",
             "monitoredBarrier, but received errors",
@@ -303,6 +308,8 @@ FABRIC_RULES = (
             "ncclInvalidUsage",
             "ncclInternalError",
             "ncclInvalidArgument",
+            "NCCL WARN Invalid rank requested",
+            "NCCL WARN Error : no algorithm/protocol available",
             r"(?<!an instance of 'c10::)DistBackendError(?!.{0,400}(?:store->|collective operation timeout))",
         ),
         distance=Distance.PEER,
@@ -313,7 +320,6 @@ FABRIC_RULES = (
         patterns=(
             "caught collective operation timeout",
             "timed out in blocking wait",
-            "NCCL operations have failed or timed out",
             "watchdog got stuck",
             "[Ww]atchdog thread (?:got stuck|terminated)",
             "(?:call into|failed to pass) monitoredBarrier",
@@ -321,6 +327,14 @@ FABRIC_RULES = (
             "due to collective timeout",
         ),
         failure_words=("last enqueued", "timeout"),
+        distance=Distance.WAIT,
+    ),
+    # These only follow from a timeout or from a peer's end, which the watchdog has logged before.
+    VAGUE_TIMEOUT,
+    LogRule(
+        cause=FabricCause.PEER_LOST,
+        symptom="had its NCCL communicator aborted ({evidence})",
+        patterns=(r"communicator was aborted(?!.{0,200}timeout)",),
         distance=Distance.WAIT,
     ),
 )

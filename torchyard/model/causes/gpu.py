@@ -78,7 +78,7 @@ GPU_RULES = (
         patterns=(
             "driver version is insufficient",
             "driver on your system is too old",
-            "unsatisfied condition: cuda",
+            "unsatisfied condition: (?:cuda|driver)",
             "forward compatibility was attempted on non supported HW",
             "CUDA_ERROR_COMPAT_NOT_SUPPORTED",
             "cudaErrorInsufficientDriver",
@@ -95,6 +95,12 @@ GPU_RULES = (
             "unsupported display driver",
             "OS call failed or operation not supported",
         ),
+    ),
+    LogRule(
+        cause=GpuCause.DRIVER_BROKEN,
+        symptom="could not get its node's GPUs into the container ({evidence})",
+        patterns=("nvidia-container-cli: (?:ldcache|detection|initialization|mount) error",),
+        own_advice="check the driver and the NVIDIA container toolkit of this node",
     ),
     LogRule(
         cause=GpuCause.GPU_BUSY,
@@ -127,6 +133,7 @@ GPU_RULES = (
             "Failed to initialize NVML",
             "NVML Shared Library Not Found",
             "could not select device driver",
+            r"\[Device not found\]",
         ),
     ),
     LogRule(
@@ -144,7 +151,8 @@ GPU_RULES = (
         cause=GpuCause.CUDA_ERROR,
         symptom="got a CUDA error ({evidence})",
         patterns=(
-            r"CUDA (?:runtime |driver )?error\b",
+            r"(?:CUDA|Cuda) (?:runtime |driver )?error\b",
+            r"block: \[[\d,]{5,40}\], thread: \[[\d,]{5,40}\] Assertion `",
             r"\bcudaError[A-Z]\w",
             "(?:CUBLAS|CUDNN|CUSPARSE|CUSOLVER)_STATUS_(?!SUCCESS)",
             "device-side assert",

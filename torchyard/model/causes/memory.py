@@ -26,6 +26,11 @@ HOST_MEMORY_NOT_PINNED = LogRule(
     symptom="could not pin host memory ({evidence})",
     own_advice="request more memory, pin less of it, or check what limits it",
 )
+# A socket that is not connected has the same words; only the call shows a file: see diagnosis/symptoms.py.
+MOUNT_LOST = LogRule(
+    cause=MemoryCause.STORAGE_ERROR,
+    symptom="lost the mount of a file ({evidence})",
+)
 MEMORY_RULES = (
     LogRule(
         cause=MemoryCause.OOM_HOST,
@@ -92,15 +97,18 @@ MEMORY_RULES = (
         patterns=(
             "insufficient shared memory",
             "out of shared memory",
-            r"\b[Bb]us error",
-            "SIGBUS",
             _SHM + ".{0,200}No space left",
-            *list_exit_code_patterns(7),
             "No space left.{0,100}/dev/shm",
             'EmptyDir volume "?[^ ]{0,20}shm',
             "unable to (?:write to|mmap|resize).{0,100}" + _SHM + _OTHER_REASON,
             "unable to allocate shared.{0,100}" + _SHM,
         ),
+    ),
+    LogRule(
+        cause=MemoryCause.SHM_EXHAUSTED,
+        symptom="crashed at memory that it could not get (SIGBUS), which usually is shared memory",
+        patterns=(r"\b[Bb]us error", "SIGBUS", *list_exit_code_patterns(7)),
+        own_advice="give the pod a larger /dev/shm, or lower num_workers; a mapped file that was cut off does the same",
         worker_codes=(-7,),
         agent_codes=(-7,),
     ),
@@ -131,6 +139,12 @@ MEMORY_RULES = (
             "TimeoutError.{0,20}Connection timed out: '",
             "error message = 'No locks available'",
         ),
+    ),
+    LogRule(
+        cause=MemoryCause.STORAGE_ERROR,
+        symptom="could not rename or remove a file that is in use ({evidence})",
+        patterns=("OSError.{0,20}Device or resource busy: '",),
+        own_advice="put caches on a local disk: a share refuses it while another process has the file open",
     ),
     # torch reports that a write failed, and not why.
     LogRule(

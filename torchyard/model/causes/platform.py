@@ -59,7 +59,13 @@ PLATFORM_RULES = (
     LogRule(
         cause=PlatformCause.VOLUME_MOUNT,
         symptom="could not mount its volume ({evidence})",
-        patterns=("FailedMount", "FailedAttachVolume", r"MountVolume\.\w{1,20} failed", "Unable to attach or mount"),
+        patterns=(
+            "FailedMount",
+            "FailedAttachVolume",
+            r"MountVolume\.\w{1,20} failed",
+            "Unable to attach or mount",
+            r"\bmount\.\w{2,12}: .{0,300}(?:failed|timed out|refused)\b",
+        ),
     ),
     LogRule(
         cause=PlatformCause.IMAGE_PULL,
@@ -91,7 +97,12 @@ PLATFORM_RULES = (
     LogRule(
         cause=PlatformCause.UNSCHEDULABLE,
         symptom="was refused its nodes or a step on them by slurm ({evidence})",
-        patterns=("srun: error: Unable to (?:create step for job|allocate resources)",),
+        patterns=(
+            "srun: error: Unable to (?:create step for job|allocate resources)",
+            "srun: error: Task launch for .{1,60} failed on node .{1,80}: Unable to layout tasks",
+            "sbatch: error: Batch job submission failed: ",
+            "salloc: error: Job submit/allocate failed: ",
+        ),
     ),
     LogRule(
         cause=PlatformCause.EVICTED,
@@ -155,6 +166,7 @@ PLATFORM_RULES = (
             "WorkerCrashedError",
             "worker died or was killed",
             "worker process has died",
+            "The actor died unexpectedly",
             "NodeDiedError",
             "ObjectLostError",
         ),

@@ -52,6 +52,13 @@ PROCESS_NOT_STARTED = LogRule(
         "fork: (?!retry).{0,20}Resource temporarily",
     ),
 )
+# In a process that multiprocessing starts: see diagnosis/symptoms.py.
+PARENT_LOST = LogRule(
+    cause=ProgramCause.PROGRAM_ERROR,
+    symptom="lost the process that was starting it ({evidence})",
+    own_advice="look for that process's own error",
+    distance=Distance.STOPPED,
+)
 # A SIGKILL does not name its sender, and a guess in a text ("killed by the OOM killer", as Ray writes) proves nothing.
 PROGRAM_RULES = (
     LogRule(
@@ -171,6 +178,8 @@ PROGRAM_RULES = (
             "stack smashing detected",
             ": Assertion `.{1,200}' failed",
             "^Fatal Python error: ",
+            r"^F\d{4,8} .{0,100}\] Check failed: ",
+            r"Unhandled exception: \S{1,100} what\(\): ",
         ),
         distance=Distance.STOPPED,
     ),

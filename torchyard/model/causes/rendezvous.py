@@ -69,6 +69,13 @@ RENDEZVOUS_RULES = (
     ),
     LogRule(
         cause=RendezvousCause.ENDPOINT_NAME,
+        symptom="could not resolve the name of a host that it was to reach by ssh ({evidence})",
+        patterns=("ssh: Could not resolve hostname",),
+        own_advice="check the names of the hosts, and that theirs are served before it starts",
+        distance=Distance.WAIT,
+    ),
+    LogRule(
+        cause=RendezvousCause.ENDPOINT_NAME,
         symptom="could not resolve the rendezvous endpoint's name",
         patterns=(
             "addresses of .{1,200} cannot be retrieved",
@@ -86,6 +93,7 @@ RENDEZVOUS_RULES = (
             "DistNetworkError",
             "failed to connect to any network address",
             r"connect\(\) timed out",
+            "Failed to connect to client mesh master",
         ),
         distance=Distance.WAIT,
     ),

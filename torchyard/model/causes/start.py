@@ -53,6 +53,7 @@ START_RULES = (
             r"exec user process caused: no such file",
             r"^exec \S{1,200}: no such file or directory",
             r"execve\(\): .{1,200}: No such file",
+            r"failed to execute: \S{1,200}: No such file",
         ),
         worker_codes=(127,),
         agent_codes=(127,),
@@ -186,6 +187,7 @@ START_RULES = (
             "Data processing error: ",
             "couldn't connect to 'https",
             "Error downloading ",
+            "error occurred while downloading",
             "[Dd]ownload failure",
         ),
     ),
@@ -202,6 +204,7 @@ START_RULES = (
             r"^hydra\.errors\.(?:ConfigComposition|OverrideParse|MissingConfig)Exception",
             r"^\S{1,200}Error: .{0,120}\barguments? (?:are|is) not (?:used|recognized)",
             "are not used by the HfArgumentParser",
+            "srun: fatal: .{1,200} mutually exclusive",
         ),
     ),
 )
