@@ -59,8 +59,8 @@ _STOPPED_BY_LAUNCHER = re.compile("|".join(list_exit_code_patterns(signal.SIGTER
 # What a process raises once the helpers to which it writes have gone.
 _BROKEN_PIPE = re.compile(r"\b(?:BrokenPipeError|ConnectionResetError|EOFError)\b")
 # Exceptions whose words do not show the cause, which the call that raised them does: EAGAIN without a file, which flock
-# reports too, memory of CUDA that is not the GPU's, a lost mount in the words of a socket, and a process that was started
-# and did not get all of its data.
+# reports too; memory of CUDA that is not the GPU's; a lost mount in the words of a socket; data that the process which
+# starts another one has not sent.
 _CALL_RULES = (
     (
         re.compile(r"BlockingIOError: \[Errno 11\] Resource temporarily unavailable$"),
