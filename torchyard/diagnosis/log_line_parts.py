@@ -15,11 +15,12 @@ _COLOUR_CODE = (
     r"|(?:\^\[|#033|\\(?:x1[bB]|033|u001[bB]))\[[\d;]{0,20}m"
 )
 _ESCAPE = re.compile(_COLOUR_CODE + r"|\x1b\][^\x07]{0,200}\x07|[\x00-\x08\x0b-\x1f\x7f]")
-# Prefixes of a process's lines: kubectl, srun -l, launchers that print what a process wrote, mpirun, also that of
+# Prefixes of a process's lines: kubectl, Determined, launchers that print what a process wrote, mpirun, also that of
 # SageMaker, Ray and vLLM, docker compose, the journal, torch's hook, torchrun's tee. Open MPI's own messages begin with
 # `[host:pid] `, and those of Lightning's main process about the end of another rank with that rank.
 _PREFIX = (
     r"\d{4}-\d\d-\d\dT[\d:.]{8,20}(?:Z|[+-]\d\d:?\d\d):? ?|\[pod/\S{1,200}\] ?"
+    r"|(?:<\S{0,40}>\s{1,12})?\[\d{4}-\d\d-\d\d[T ][\d:.]{8,20}Z?\] [\da-f]{8} \|\| ?"
     r"|std(?:out|err): ?"
     r"|\[\d{1,5},(?:mpirank:)?(?P<mpi>\d{1,6})(?:,[\w.-]{1,80})?\]<std(?:out|err)>: ?"
     r"|\((?:raylet|\w{1,60}(?:\[[^\]]{0,60}\])?(?:,? [\w.-]{1,30}=[^\s,)]{1,60}){0,4},? pid=\d{1,9})[^)]{0,100}\) ?"
@@ -50,7 +51,7 @@ _INFORMATION = re.compile(
     r"^[DIWV]\d{4} |^\[[DIWV](?:\d{4})? |Warning: | NCCL INFO |(?<!NCCL )(?<!=)\bWARN(?:ING)?\b"
     r"|(?:^|[\s\[|:-])(?:INFO|DEBUG|TRACE)\b(?=[\s\]|:-])|\blevel=(?:info|warn|debug)"
     r"|\"(?:log_?)?(?:level(?:_?name)?|severity)\": ?\"(?i:info|notice|debug|trace|warn)|\[NeMo [DIW] "
-    r"|\bpyxis: +\d{1,9} (?:Segmentation fault|Aborted|Killed)\b"
+    r"|NCCL WARN Failed to open lib|\bpyxis: +\d{1,9} (?:Segmentation fault|Aborted|Killed)\b"
     r"|NCCL WARN.{0,80}\bRAS\b|\bRAS\b.{0,80}\bbind|\bras/|Retrying \(Retry\(|thrown while requesting"
     r"|\b[Rr]etrying (?:\w{1,30} )?(?:in|after|with)\b|^wandb: |Exception ignored (?:in|while|on)\b"
     r"|(?i:\bfall(?:s|ing)?[ -]?back\b|\busing [^.;]{1,60} instead\b"

@@ -275,6 +275,8 @@ class ProcessSymptoms:
             cause = symptom.rule.cause
             if cause in _ENDS_BY_LAUNCHER and is_kill_expected:
                 continue
+            if cause is PlatformCause.WORKER_LOST and _has_own_cause(kept):
+                continue
             if cause is PlatformCause.TERMINATED and kept and _STOPPED_BY_LAUNCHER.search(symptom.evidence.text):
                 continue
             is_end_of_others = cause in _SCHEDULER_CAUSES or symptom.rule is CHILD_EXITED
@@ -338,6 +340,14 @@ class ProcessSymptoms:
         duration_s = self._lines[later[-1]].timestamp - symptom.evidence.timestamp
         is_later = duration_s > _MIN_DELAY_S or not (self._has_times or symptom.has_traceback)
         return (is_later and len(later) >= minimum) or duration_s >= _PROGRESS_PERIOD_S
+
+
+def _has_own_cause(symptoms: Sequence[Symptom]) -> bool:
+    """Whether a symptom shows why a process ended, and not only that Ray has lost one."""
+    return any(
+        symptom.rule.distance == Distance.OWN and symptom.rule.cause is not PlatformCause.WORKER_LOST
+        for symptom in symptoms
+    )
 
 
 def _drop_errors_of_lost_node(symptoms: Sequence[Symptom], node_lost_at: int) -> list[Symptom]:

@@ -932,3 +932,18 @@ def test_warning_of_nccl_that_is_printed_late_is_quoted() -> None:
     failure = diagnose_lines({"node_0": 1}, node_0=rows)
     assert failure.cause == "nccl-cuda-error"
     assert "(failed to open CUDA IPC handle : 217 no peer access)" in failure.sentence
+
+
+def test_own_words_of_a_worker_explain_its_loss() -> None:
+    """Ray reports that it has lost a worker, which has printed why."""
+    reason = "(pid=42) libgomp: Thread creation failed: Resource temporarily unavailable"
+    loss = "2020-05-22 14:15:23,659 WARNING worker.py:1072 -- A worker died or was killed while executing task ff."
+    assert diagnose_lines({"node_0": 1}, node_0=[reason, loss]).cause == "too-many-processes"
+    assert diagnose_lines({"node_0": 1}, node_0=[loss]).cause == "worker-lost"
+
+
+def test_report_of_torchrun_is_read_behind_the_prefix_of_determined() -> None:
+    """Determined puts the time and the id of a container before each line."""
+    rows = [f"[2022-06-09T09:22:31.405196Z] 8de2ca81 || {row}" for row in build_summary_entry(3, 1, 1, 10)]
+    failure = diagnose_lines({"node_0": 1}, node_0=rows)
+    assert (failure.cause, failure.rank, failure.exit_code) == ("program-error", 3, 1)

@@ -66,7 +66,7 @@ def list_exit_code_patterns(signal_number: int) -> tuple[str, ...]:
     return (
         rf"return code = {code}",
         rf"terminated with code {code}",
-        rf"xit(?:ed)?(?: with)? (?:exit |status )?(?:code|status)[: =]{{1,6}}{code}",
+        rf"xit(?:ed)?(?: with)? (?:exit |status )?(?:code|status)[: =(]{{1,6}}{code}",
         rf"KILLED BY SIGNAL: {signal_number}\b",
         rf"died from signal {signal_number}\b",
     )

@@ -90,7 +90,7 @@ GPU_RULES = (
         patterns=(
             "[Dd]river/library version mismatch",
             "nvml error: driver not loaded",
-            "system not yet initialized",
+            "[Ss]ystem not yet initialized",
             "cudaErrorSystem[DN]",
             "unsupported display driver",
             "OS call failed or operation not supported",
@@ -99,7 +99,10 @@ GPU_RULES = (
     LogRule(
         cause=GpuCause.DRIVER_BROKEN,
         symptom="could not get its node's GPUs into the container ({evidence})",
-        patterns=("nvidia-container-cli: (?:ldcache|detection|initialization|mount) error",),
+        patterns=(
+            "nvidia-container-cli: (?:ldcache|detection|initialization|mount) error",
+            "Command not found: nvidia-container-cli",
+        ),
         own_advice="check the driver and the NVIDIA container toolkit of this node",
     ),
     LogRule(
@@ -124,7 +127,6 @@ GPU_RULES = (
             "no GPUs found",
             r"You requested (?:GPU|gpu)s?: \[",
             "not compiled with CUDA",
-            "doesn't have NCCL built in",
             "No supported gpu backend found",
             "device < num_gpus",
             "invalid device ordinal",
@@ -135,6 +137,17 @@ GPU_RULES = (
             "could not select device driver",
             r"\[Device not found\]",
         ),
+    ),
+    # Behind the causes above, which some of the numbers show.
+    LogRule(
+        cause=GpuCause.DRIVER_BROKEN,
+        symptom="could not initialize CUDA ({evidence})",
+        patterns=(
+            r"Unexpected error from cudaGetDeviceCount\(\)",
+            r"\[\[ [A-Z].{0,60} \(error (?:3|36|500|801|803|999)\) \]\]",
+        ),
+        failure_words=(" (error ",),
+        own_advice="check the driver, and whether it fits the CUDA of the image",
     ),
     LogRule(
         cause=GpuCause.CUDA_ERROR,

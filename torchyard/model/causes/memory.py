@@ -142,6 +142,12 @@ MEMORY_RULES = (
     ),
     LogRule(
         cause=MemoryCause.STORAGE_ERROR,
+        symptom="lost a file of the compiler's cache ({evidence})",
+        patterns=(r"No such file or directory: '[^']{0,300}(?:torchinductor_|\.triton/)",),
+        own_advice="give each job a cache of its own on a local disk: TORCHINDUCTOR_CACHE_DIR, TRITON_CACHE_DIR",
+    ),
+    LogRule(
+        cause=MemoryCause.STORAGE_ERROR,
         symptom="could not rename or remove a file that is in use ({evidence})",
         patterns=("OSError.{0,20}Device or resource busy: '",),
         own_advice="put caches on a local disk: a share refuses it while another process has the file open",

@@ -153,7 +153,7 @@ PLATFORM_RULES = (
     LogRule(
         cause=PlatformCause.NODE_LOST,
         symptom="could not be started by slurm on one of its nodes ({evidence})",
-        patterns=("srun: error: Task launch for .{1,60} failed on node ",),
+        patterns=("srun: error: Task launch for .{1,60} failed on node ", r"srun: error: task \d{1,6} launch failed: "),
         own_advice="check slurmd, munge and the clock of that node",
     ),
     LogRule(

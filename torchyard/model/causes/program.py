@@ -50,6 +50,7 @@ PROCESS_NOT_STARTED = LogRule(
         "[Tt]hread creation failed",
         "pthread_create failed",
         "fork: (?!retry).{0,20}Resource temporarily",
+        "fork rejected by pids controller",
     ),
 )
 # In a process that multiprocessing starts: see diagnosis/symptoms.py.
@@ -88,7 +89,13 @@ PROGRAM_RULES = (
     LogRule(
         cause=MemoryCause.OOM_HOST,
         symptom="could not allocate host memory ({evidence})",
-        patterns=("DefaultCPUAllocator", "Cannot allocate memory", r"\b_?(?:Array|Arrow)?MemoryError", "bad_alloc"),
+        patterns=(
+            "DefaultCPUAllocator",
+            "Cannot allocate memory",
+            r"\b_?(?:Array|Arrow)?MemoryError",
+            "bad_alloc",
+            "paging file is too small",
+        ),
     ),
     LogRule(
         cause=ProgramCause.DATA_WORKER_LOST,
@@ -180,6 +187,7 @@ PROGRAM_RULES = (
             "^Fatal Python error: ",
             r"^F\d{4,8} .{0,100}\] Check failed: ",
             r"Unhandled exception: \S{1,100} what\(\): ",
+            r"^ {1,4}what\(\): {1,4}\S",
         ),
         distance=Distance.STOPPED,
     ),
@@ -190,7 +198,7 @@ PROGRAM_RULES = (
             "terminate called",
             "error: Aborted",
             "SIGABRT",
-            "Signal 6",
+            r"[Ss]ignal 6\b",
             *list_exit_code_patterns(6),
             r"\(core dumped\)",
         ),
@@ -238,8 +246,8 @@ PROGRAM_RULES = (
     ),
     LogRule(
         cause=ProgramCause.PROGRAM_ERROR,
-        symptom="ended all processes by MPI_Abort",
-        patterns=("MPI_ABORT was invoked on rank",),
+        symptom="had MPI end all processes",
+        patterns=("MPI_ABORT was invoked on rank", "MPI_ERRORS_ARE_FATAL"),
         own_advice="read the lines before",
         distance=Distance.STOPPED,
     ),

@@ -59,6 +59,7 @@ RENDEZVOUS_RULES = (
             "[Aa]ddress already in use",
             "failed to listen on any local",
             "another process is utilizing it",
+            "Only one usage of each socket address",
         ),
     ),
     LogRule(

@@ -88,11 +88,17 @@ START_RULES = (
         cause=StartCause.LIBRARY_MISSING,
         symptom="could not load a shared library ({evidence})",
         patterns=(
-            "ImportError: .{0,300}(?:shared object|undefined symbol|GLIBC)",
+            "(?:ImportError|OSError): .{0,300}(?:shared object|undefined symbol|GLIBC)",
             "while loading shared libraries",
-            "OSError: .{0,200}shared object file",
             "undefined symbol",
         ),
+        failure_words=("rror: ",),
+    ),
+    LogRule(
+        cause=StartCause.LIBRARY_MISSING,
+        symptom="has a build of torch without NCCL",
+        patterns=("doesn't have NCCL built in",),
+        own_advice="use gloo, or install a build with NCCL",
     ),
     LogRule(
         cause=StartCause.FILE_MISSING,
