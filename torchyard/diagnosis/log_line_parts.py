@@ -46,17 +46,41 @@ _MIN_SHARE_WITH_LEVEL = 0.9
 _MIN_SHARE_WITH_TASK = 0.5
 _SHARE_LINES = 1000
 # Information, warnings, what a program tries again, and what it does without. Kubernetes prints `Warning` before events
-# and NCCL before errors. pyxis prints what the hooks of a container print before its program starts.
+# and NCCL before errors.
 _INFORMATION = re.compile(
-    r"^[DIWV]\d{4} |^\[[DIWV](?:\d{4})? |Warning: | NCCL INFO |(?<!NCCL )(?<!=)\bWARN(?:ING)?\b"
+    r"^[DIWV]\d{4} |^\[[DIWV](?:\d{4})? |[Ww]arning: | NCCL INFO |(?<!NCCL )(?<!=)\bWARN(?:ING)?\b"
     r"|(?:^|[\s\[|:-])(?:INFO|DEBUG|TRACE)\b(?=[\s\]|:-])|\blevel=(?:info|warn|debug)"
     r"|\"(?:log_?)?(?:level(?:_?name)?|severity)\": ?\"(?i:info|notice|debug|trace|warn)|\[NeMo [DIW] "
-    r"|NCCL WARN Failed to open lib|\bpyxis: +\d{1,9} (?:Segmentation fault|Aborted|Killed)\b"
     r"|NCCL WARN.{0,80}\bRAS\b|\bRAS\b.{0,80}\bbind|\bras/|Retrying \(Retry\(|thrown while requesting"
-    r"|\b[Rr]etrying (?:\w{1,30} )?(?:in|after|with)\b|^wandb: |Exception ignored (?:in|while|on)\b"
+    r"|\b[Rr]etrying(?: (?:\w{1,30} )?(?:in|after|with)\b|\.$)|^wandb: |Exception ignored (?:in|while|on)\b"
     r"|(?i:\bfall(?:s|ing)?[ -]?back\b|\busing [^.;]{1,60} instead\b"
     r"|[;,:] (?:using|skipping|ignoring|continuing|resuming)\b|\(ignored\)"
-    r"|\bskipp(?:ing|ed) (?:(?:the|this|a|bad|corrupt) )?(?:batch|sample|step|shard|file|image|update)\b)"
+    r"|\bskipp(?:ing|ed) (?:(?:the|this|a|bad|corrupt) )?(?:batch|sample|step|shard|file|image|update)\b"
+    r"|\bskip to the next\b|\bignored error\b|\bwill ignore (?:the )?error\b)"
+)
+# Lines of tools that go on after them, although they read like an error.
+_BENIGN = re.compile(
+    "|".join(
+        (
+            r"NCCL WARN Failed to open lib",  # NCCL then uses sockets
+            r"\bUCX +ERROR (?:exceeded transports/devices limit|scandir\(/sys/class/net\) failed)",
+            # What TensorFlow and XLA print without a GPU, and before they allocate less.
+            r"^\d{4}-\d\d-\d\d [\d:.]{8,20}: [IW] (?:tensorflow|external|xla)/|failed call to cuInit",
+            r"\bcuda_driver\.cc:\d{1,5}\] failed to allocate ",
+            # Setting up a container or a shell: hooks of pyxis, ldconfig, profiles, sudo, git's own files.
+            r"\bpyxis: +\d{1,9} (?:Segmentation fault|Aborted|Killed)\b",
+            r"ldconfig(?:\.real)?: Can't create temporary cache file|cannot remove '/usr/local/cuda/compat",
+            r"/etc/profile\.d/\S{1,100}: No such file|\bgetcwd\(\) failed: ",
+            r"\bUnable to create TMPDIR\b|\bsudo: unable to resolve host |^hostname: ",
+            r"\bcould not lock config file \S{1,200}\.gitconfig: |/proc/sys/vm/drop_caches: ",
+            r"mkdir -p failed for path \S{1,200}matplotlib",
+            # Tools that read on, or whose reader has enough.
+            r"^(?:find|du): |\binotify cannot be used|\bto directory watch: |\b\w{1,20}: write error: Broken pipe",
+            # Probes and retries of downloads.
+            r"^404 Client Error\. |^'\((?:MaxRetryError|ProtocolError|ReadTimeoutError|SSLError)\(|^\[nltk_data\] ",
+            r"failed to sync (?:configmap|secret) cache: ",  # the kubelet tries again
+        )
+    )
 )
 # torchrun and Ray log these as warnings, and Lightning as information; a monitor of the node logs what the kernel
 # reports at any level. torchrun stops its workers by another signal than SIGTERM only if it has received that itself.
@@ -251,7 +275,8 @@ def _expand_traceback(text: str) -> str:
 
 def is_harmless(text: str) -> bool:
     """Whether a line is information, a warning, or about something that the program tries again or does without."""
-    return bool(_INFORMATION.search(text)) and not _SERIOUS_WARNING.search(text)
+    is_information = bool(_INFORMATION.search(text)) and not _SERIOUS_WARNING.search(text)
+    return is_information or bool(_BENIGN.search(text))
 
 
 def parse_lost_worker(text: str) -> LostWorker | None:

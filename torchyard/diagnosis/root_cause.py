@@ -514,8 +514,11 @@ def _drop_reports(exceptions: Iterable[Symptom]) -> list[Symptom]:
 
 def _explains_end(rule: LogRule) -> bool:
     """Whether a rule is about a signal that ends a process, a lost worker, or a program that could not start."""
-    is_about_signal = rule.explains_signal or any(code < 0 for code in rule.worker_codes)
-    return is_about_signal or rule.cause is PlatformCause.WORKER_LOST or rule.cause in _FAILED_STARTS
+    return _is_about_signal(rule) or rule.cause is PlatformCause.WORKER_LOST or rule.cause in _FAILED_STARTS
+
+
+def _is_about_signal(rule: LogRule) -> bool:
+    return rule.explains_signal or any(code < 0 for code in rule.worker_codes)
 
 
 def _list_warnings_about_endpoint(symptom: Symptom, warnings: Iterable[Symptom]) -> list[Symptom]:
@@ -636,10 +639,19 @@ def _find_root_cause(suspects: Sequence[_Suspect], store_finding: _Finding | Non
     return min(candidates, key=_finding_priority, default=finding)
 
 
-def _finding_priority(finding: _Finding) -> tuple[Distance, float, bool]:
-    """The nearest cause first, then the earliest; in a log without times, one that says more than that NCCL failed."""
+def _finding_priority(finding: _Finding) -> tuple[Distance, bool, float, bool]:
+    """The nearest cause first, then that of a process that is known, then the earliest.
+
+    In a log without times, one that says more than that NCCL failed comes first. A line of an unknown process proves
+    less than the error of a rank, unless it is about a kill or fits the exit code: any program may print it and go on.
+    """
     is_general = finding.rule.cause in _GENERAL_NCCL_CAUSES or finding.rule is VAGUE_TIMEOUT
-    return finding.distance, finding.timestamp, is_general
+    suspect = finding.suspect
+    is_known = suspect.rank is not None or suspect.report is not None or suspect.node == _STORE_NAME
+    is_shown_by_exit = normalize_exit_code(suspect.exit_code) in finding.rule.agent_codes
+    is_proof = is_known or is_shown_by_exit or finding.has_traceback or _is_about_signal(finding.rule)
+    is_weak = finding.distance == Distance.OWN and not is_proof
+    return finding.distance, is_weak, finding.timestamp, is_general
 
 
 def _can_explain(other: _Finding, finding: _Finding) -> bool:

@@ -58,6 +58,10 @@ _DIED = re.compile(r"\bdied from signal \d")
 _STOPPED_BY_LAUNCHER = re.compile("|".join(list_exit_code_patterns(signal.SIGTERM)))
 # What a process raises once the helpers to which it writes have gone.
 _BROKEN_PIPE = re.compile(r"\b(?:BrokenPipeError|ConnectionResetError|EOFError)\b")
+# What follows these is not the rest of their message.
+_ONE_LINE_EXCEPTION = re.compile(
+    r"(?:KeyError|IndexError|AttributeError|NameError|UnboundLocalError|ZeroDivisionError)\b"
+)
 # Exceptions whose words do not show the cause, which the call that raised them does: EAGAIN without a file, which flock
 # reports too; memory of CUDA that is not the GPU's; a lost mount in the words of a socket; data that the process which
 # starts another one has not sent.
@@ -200,7 +204,13 @@ class ProcessSymptoms:
         return symptoms
 
     def _is_in_warning(self, index: int) -> bool:
-        """Whether a line is the rest of a Python warning's message, before the source that Python prints below it."""
+        """Whether a line is the rest of a warning's message, or about a closed output, which Python ignores.
+
+        Python prints the source of a warning below its message.
+        """
+        is_announced = index > 0 and self._lines[index - 1].text.startswith("Exception ignored ")
+        if is_announced and self._lines[index].text.startswith("BrokenPipeError"):
+            return True
         is_between = 0 < index < len(self._lines) - 1 and not self._lines[index].text.startswith("  ")
         if not is_between:
             return False
@@ -234,9 +244,10 @@ class ProcessSymptoms:
             return Symptom(rule_of_call, exception.lines[-1], exception.end, exception.has_traceback)
         if best:
             return best
-        for line in exception.message:
+        message = () if _ONE_LINE_EXCEPTION.match(exception.lines[-1].text) else exception.message
+        for line in message:
             rule = None if is_harmless(line.text) else find_rule(line.text)
-            if rule:
+            if rule and rule.distance < Distance.STOPPED:
                 return Symptom(rule, line, exception.end, exception.has_traceback)
         return Symptom(PROGRAM_ERROR, exception.lines[-1], exception.end, exception.has_traceback)
 

@@ -21,8 +21,12 @@ _MAX_CALL_LINES = 12  # from the innermost frame to the end of its exception
 _WORKER_SIGNAL_CODE = "/torch/utils/data/_utils/signal_handling.py"
 _DATA_LOADER = "/torch/utils/data/dataloader.py"
 _CHILD_CONNECTION = "/multiprocessing/connection.py"
-# Python's thread that sends objects to child processes prints an exception, as when a child has ended, and goes on.
-_SURVIVING_FRAME = re.compile(r'/multiprocessing/resource_sharer\.py", line \d+, in _serve\b')
+# Functions that print an exception and go on: Python's thread that sends objects to child processes, of which one has
+# ended; its removal of temporary files at exit; xformers' search for triton.
+_SURVIVING_FRAME = re.compile(
+    r'/multiprocessing/(?:resource_sharer\.py", line \d+, in _serve|util\.py", line \d+, in _run_finalizers)\b'
+    r'|\bxformers[/\\]__init__\.py", line \d+, in _is_triton_available\b'
+)
 _MODULE_FRAME = ", in <module>"
 _CHAIN_SENTENCES = ("The above exception was the direct cause", "During handling of the above exception")
 # A word of small letters alone is a command, or wandb, before its message, one of capitals a level, or a driver.
@@ -49,11 +53,12 @@ _CARRIER = re.compile(r"\S{1,200}: *(?:$|Caught \S{1,200} in |CheckpointExceptio
 # Python's logging or loguru could not write a message: it prints a traceback, and the program goes on.
 _LOGGING_ERROR = re.compile(r"--- Logging error (?:in Loguru Handler #\d{1,5} )?---")
 _LOGGING_ERROR_END = ("Arguments: ", "--- End of logging error ---")
-# Python and asyncio announce by these an exception that does not end the program: one of another thread, of a function
-# that they call at exit, of a task that nothing waits for, or of the hook that prints exceptions.
+# Python, asyncio and loggers announce by these an exception that does not end the program: one of another thread, of a
+# function that they call at exit, of a task that nothing waits for, of the hook that prints exceptions, of a monitor.
 _ASIDE = re.compile(
     r"Exception in thread .{1,200}:\s*$|Error in (?:atexit\._run_exitfuncs|sys\.excepthook):"
     r"|(?:Task|Future) exception was never retrieved|Exception in callback "
+    r"|.{0,200}\bWARNING\b.{0,200}\b(?:error|exception):\s*$|\[codecarbon ERROR "
 )
 _THREAD_FRAME = re.compile(r'/threading\.py", line \d{1,7}, in _bootstrap')  # the first one of another thread
 _ASIDE_DETAILS = ("future: ", "handle: ")  # a line between the announcement of asyncio and the traceback
@@ -180,6 +185,7 @@ class _Chain:
         self.is_ignored = is_ignored
         self.is_aside = is_aside
         self.is_before_ignored = False
+        self.has_header = False
         self.has_frame = False
         self.has_module_frame = False
         self.is_carried = False
@@ -198,6 +204,7 @@ class _Chain:
         """The last exception carries the traceback that follows, of the process `local_rank` if that is known."""
         self._is_carrier = True
         self.is_carried = True
+        self.has_header = True
         self._local_rank = local_rank
 
     def add(self, line: LogLinePart) -> None:
@@ -291,6 +298,7 @@ class _TracebackReader:
             self._is_relayed = bool(_HOOK_PREFIX.search(prefix))
             self.chains.append(self._chain)
         assert self._chain
+        self._chain.has_header = self._chain.has_header or bool(header)
         if not header and not self._chain.has_frame:
             self._chain.has_frame = True
             if self._is_relayed and self._prefix and self._prefix.match(line.text):
@@ -307,8 +315,10 @@ class _TracebackReader:
 
     def _process_traceback_line(self, index: int, line: LogLinePart, text: str) -> None:
         """Read a line after a frame: its source, the exception itself, or a line of another process."""
-        if _EXCEPTION.match(text):
-            assert self._chain
+        assert self._chain
+        # A stack without a header may be printed by a warning, so that no exception follows.
+        exception_pattern = _EXCEPTION if self._chain.has_header else _BARE_EXCEPTION
+        if exception_pattern.match(text):
             if _WRAPPER_EXCEPTION.match(text):
                 self.other.append(index)  # it may name the signal that ended the child
             self._chain.add(line._replace(text=text))

@@ -947,3 +947,49 @@ def test_report_of_torchrun_is_read_behind_the_prefix_of_determined() -> None:
     rows = [f"[2022-06-09T09:22:31.405196Z] 8de2ca81 || {row}" for row in build_summary_entry(3, 1, 1, 10)]
     failure = diagnose_lines({"node_0": 1}, node_0=rows)
     assert (failure.cause, failure.rank, failure.exit_code) == ("program-error", 3, 1)
+
+
+KEY_ERROR = ["Traceback (most recent call last):", '  File "/app/train.py", line 90, in main', "KeyError: 'x'"]
+NFS_ERROR = "OSError: [Errno 16] Device or resource busy: '.nfs0000000008a6084a00000089'"
+FINALIZER = '  File "/lib/python3.11/multiprocessing/util.py", line 303, in _run_finalizers'
+XFORMERS = '  File "/lib/python3.11/site-packages/xformers/__init__.py", line 57, in _is_triton_available'
+MONITOR = (
+    "2022-12-08 00:00:06,225 WARNING worker.py:1839 -- The log monitor on node n1 failed with the following error:"
+)
+LOKY = '  File "/lib/python3.11/joblib/externals/loky/backend/context.py", line 282, in _count_physical_cores'
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        ["Traceback (most recent call last):", FINALIZER, NFS_ERROR],
+        ["Traceback (most recent call last):", XFORMERS, "ModuleNotFoundError: No module named 'triton'"],
+        [MONITOR, "Traceback (most recent call last):", '  File "/a.py", line 1, in f', "FileNotFoundError: 'x.log'"],
+        ["[codecarbon ERROR @ 10:24:56] <urlopen error>", "Traceback (most recent call last):", LOKY, "OSError: x"],
+        [LOKY, '    raise ValueError(f"found {cpu_count_physical} physical cores < 1")', "Accuracy: 0.7"],
+        ["Exception ignored in: <_io.TextIOWrapper name='<stdout>'>", "BrokenPipeError: [Errno 32] Broken pipe"],
+    ],
+)
+def test_exception_that_a_library_survives_is_not_the_cause(block: list[str]) -> None:
+    """What a library prints and survives does not hide the exception that ended the program."""
+    rows = [*block, "saved the model to /out/a.pt", *KEY_ERROR]
+    failure = diagnose_lines({"node_0": 1}, node_0=rows)
+    assert (failure.cause, failure.line) == ("program-error", "KeyError: 'x'")
+
+
+def test_line_after_an_exception_of_one_line_is_not_its_message() -> None:
+    """What another program prints right after such an exception does not change its cause."""
+    rows = [*KEY_ERROR, "cp: cannot create regular file '/out/x': No space left on device"]
+    logs = {"node-0": [LogLine(0.0, "node-0", row) for row in rows]}
+    failure = diagnose_failure(logs, {"node-0": 1})
+    assert failure
+    assert (failure.cause, failure.line) == ("program-error", "KeyError: 'x'")
+
+
+def test_error_of_a_rank_counts_more_than_an_earlier_line_of_no_known_process() -> None:
+    """Any program of the node may print a line without a prefix and go on, except about a kill."""
+    oom = "[rank1]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+    for line, cause in (("mkdir: cannot create directory '/x': Permission denied", "oom-gpu"), ("1 Killed", "killed")):
+        failure = diagnose_lines({"node_0": 1}, node_0=[line, "reading", oom])
+        assert failure.cause == cause
+    assert failure.rank is None

@@ -171,7 +171,7 @@ FABRIC_RULES = (
         patterns=(
             r"nvls\.cc:.{0,200}(?:out of memory|[Ff]ail|CUDA error)",
             r"NVLS\b.{0,200}(?:out of memory|CUDA error|Cuda failure)",
-            r"NCCL_NVLS_ENABLE=0",
+            r"NCCL WARN.{0,300}NCCL_NVLS_ENABLE=0",
         ),
     ),
     # Debian maps the host's own name to this address, and gloo publishes it.

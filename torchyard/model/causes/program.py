@@ -5,6 +5,7 @@ from torchyard.model.causes.launcher import LauncherCause
 from torchyard.model.causes.memory import MemoryCause
 
 _EXCEPTION = r"^[\w.]{1,200}(?:Error|Exception)(?:\(\w{1,80}\))?: .{0,200}"
+_NONE = r"\w{0,2}[\"']?[ :=]{1,4}(?:0\b|[Ff]alse)"  # after the name of a count, or of a yes or no
 _NOT_A_NUMBER = r"(?i:\b(?:nans?|infs?|infinite|infinity|non-?finite|not finite)\b)"
 
 
@@ -66,8 +67,8 @@ PROGRAM_RULES = (
         cause=MemoryCause.OOM_HOST,
         symptom="was killed by the OOM killer",
         patterns=(
-            "oom[-_ ]kill",
-            "OOM ?Killed",
+            rf"oom[-_ ]kill(?![-_]disable)(?!{_NONE})",
+            rf"OOM ?Killed(?!{_NONE})",
             "OOM-killed",
             "Memory cgroup out of memory",
             "Out of memory: Kill",
