@@ -10,6 +10,10 @@ Exits = dict[str, int | None]
 NAMES = sorted(path.stem for path in LOGS.glob("*.log") if path.stem != "posted-spellings")
 SPELLINGS = [line.split(" ", 1) for line in (LOGS / "posted-spellings.log").read_text().splitlines()[1:]]
 HARMLESS = (LOGS / "harmless-lines.txt").read_text().splitlines()  # warnings of programs that did not fail
+PROGRESS = (LOGS / "progress-lines.txt").read_text().split("\n")[:-1]  # of training programs and their libraries
+NO_PROGRESS = (
+    (LOGS / "no-progress-lines.txt").read_text().split("\n")[:-1]
+)  # with the same words, or with numbers alone
 WATCHDOG = (
     "[rank0]:[E ProcessGroupNCCL.cpp:632] [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1)"
 )

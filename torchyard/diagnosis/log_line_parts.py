@@ -54,11 +54,12 @@ _INFORMATION = re.compile(
     r"|NCCL WARN.{0,80}\bRAS\b|\bRAS\b.{0,80}\bbind|\bras/|Retrying \(Retry\(|thrown while requesting"
     r"|\b[Rr]etrying(?: (?:\w{1,30} )?(?:in|after|with)\b|\.$)|^wandb: |Exception ignored (?:in|while|on)\b"
     r"|(?i:\bfall(?:s|ing)?[ -]?back\b|\busing [^.;]{1,60} instead\b"
-    r"|[;,:] (?:using|skipping|ignoring|continuing|resuming)\b|\(ignored\)"
+    r"|[;,:-] (?:using|skipping|ignoring|continuing|resuming|retrying|reducing|lowering|halving)\b|\(ignored\)"
+    r"|\bus(?:e|ing) (?:the )?CPU\b|\bwill retry\b"
     r"|\bskipp(?:ing|ed) (?:(?:the|this|a|bad|corrupt) )?(?:batch|sample|step|shard|file|image|update)\b"
     r"|\bskip to the next\b|\bignored error\b|\bwill ignore (?:the )?error\b)"
 )
-# Lines of tools that go on after them, although they read like an error.
+# Lines that read like an error: of tools that go on after them, and with words about errors that have not happened.
 _BENIGN = re.compile(
     "|".join(
         (
@@ -69,16 +70,23 @@ _BENIGN = re.compile(
             r"\bcuda_driver\.cc:\d{1,5}\] failed to allocate ",
             # Setting up a container or a shell: hooks of pyxis, ldconfig, profiles, sudo, git's own files.
             r"\bpyxis: +\d{1,9} (?:Segmentation fault|Aborted|Killed)\b",
-            r"ldconfig(?:\.real)?: Can't create temporary cache file|cannot remove '/usr/local/cuda/compat",
-            r"/etc/profile\.d/\S{1,100}: No such file|\bgetcwd\(\) failed: ",
+            r"ldconfig(?:\.real)?: Can't create temporary cache file|cannot remove '/usr/local/cuda/compat|^sysctl: ",
+            r"(?:/etc/profile\.d/\S{1,100}|/\.cargo/env|/lmod/\S{1,100}): .{0,80}No such file|\bgetcwd\(\) failed: ",
+            r"/oom_score_adj: |\bsystemd-\w{1,30}\[\d{1,9}\]: |\bmetrics server: ",
             r"\bUnable to create TMPDIR\b|\bsudo: unable to resolve host |^hostname: ",
             r"\bcould not lock config file \S{1,200}\.gitconfig: |/proc/sys/vm/drop_caches: ",
             r"mkdir -p failed for path \S{1,200}matplotlib",
             # Tools that read on, or whose reader has enough.
-            r"^(?:find|du): |\binotify cannot be used|\bto directory watch: |\b\w{1,20}: write error: Broken pipe",
+            r"^(?:find|du|ping|nc|nslookup|getent): |\binotify cannot be used|\bto directory watch: ",
+            r"\b\w{1,20}: write error: Broken pipe",
             # Probes and retries of downloads.
             r"^404 Client Error\. |^'\((?:MaxRetryError|ProtocolError|ReadTimeoutError|SSLError)\(|^\[nltk_data\] ",
+            r"^Error while downloading from https?://.{1,900}Read timed out",
             r"failed to sync (?:configmap|secret) cache: ",  # the kubelet tries again
+            r"/_inductor/select_algorithm\.py:\d{1,5}\]",  # a choice that is not taken
+            # What a shell executes (set -x), help texts, tables of signals, definitions of metrics, results of tests.
+            r"^\++ |^(?:if \[|grep |echo |trap )|^\s{1,40}--?[A-Za-z][\w-]{0,60}(?:[ ,=]|$)|\(default:? .{1,40}\)\s*$",
+            r"\d\) SIG[A-Z]{3,6}\b|^# (?:HELP|TYPE) |\b(?:PASSED|SKIPPED|XFAIL)\b|^\[ +(?:OK|RUN) +\] ",
         )
     )
 )

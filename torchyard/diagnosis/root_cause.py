@@ -129,6 +129,7 @@ class _Finding(NamedTuple):
     """A rule that shows a cause, the process, and the line that proves it; None if only an exit code does.
 
     distance: that of the rule, unless the process is known to be nearer to the origin.
+    is_aside: it is an exception after which the program could go on.
     earlier: a line that the process logged before and that is not the cause.
     ranks: all ranks with this finding, if there are several on one node.
     """
@@ -139,6 +140,7 @@ class _Finding(NamedTuple):
     evidence: LogLinePart | None
     distance: Distance
     has_traceback: bool = False
+    is_aside: bool = False
     earlier: LogLinePart | None = None
     ranks: tuple[int, ...] = ()
 
@@ -541,6 +543,7 @@ def _build_finding(suspect: _Suspect, symptom: Symptom) -> _Finding:
         symptom.evidence,
         symptom.rule.distance,
         has_traceback=symptom.has_traceback,
+        is_aside=symptom.is_aside,
     )
 
 
@@ -592,7 +595,7 @@ def _find_exit_evidence(rule: LogRule, suspect: _Suspect, lines: Sequence[LogLin
     """
     if rule.pattern:
         for line in reversed(lines):
-            if rule.pattern.search(line.text):
+            if rule.pattern.search(line.text) and not is_harmless(line.text):
                 return line
     if suspect.report:
         return suspect.report.exit_line
@@ -649,7 +652,8 @@ def _finding_priority(finding: _Finding) -> tuple[Distance, bool, float, bool]:
     suspect = finding.suspect
     is_known = suspect.rank is not None or suspect.report is not None or suspect.node == _STORE_NAME
     is_shown_by_exit = normalize_exit_code(suspect.exit_code) in finding.rule.agent_codes
-    is_proof = is_known or is_shown_by_exit or finding.has_traceback or _is_about_signal(finding.rule)
+    has_ended = finding.has_traceback and not finding.is_aside
+    is_proof = is_known or is_shown_by_exit or has_ended or _is_about_signal(finding.rule)
     is_weak = finding.distance == Distance.OWN and not is_proof
     return finding.distance, is_weak, finding.timestamp, is_general
 
@@ -748,7 +752,7 @@ def _explain_early_end(lines: Sequence[LogLinePart]) -> tuple[LogRule, LogLinePa
     stopped = _find_exit_rule(_SIGTERM_CODE, is_worker=True)
     if stopped and stopped.pattern:
         for line in reversed(lines[-_LAST_WORDS_LINES:]):
-            if stopped.pattern.search(line.text):
+            if stopped.pattern.search(line.text) and not is_harmless(line.text):
                 return stopped, line
     return RANKS_ENDED_EARLY, None
 

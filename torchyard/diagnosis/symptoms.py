@@ -35,15 +35,33 @@ from torchyard.model.causes.registry import LOG_RULES
 
 # Metrics and progress bars: a number after the name of one, which is not a part of another name (`job-lr-5e-6-worker`).
 _PROGRESS = re.compile(
-    r"(?i:(?<!\w-)\b(?:loss|epochs?|iter(?:ation)?s?|(?:global_)?steps?|batch(?:es)?|samples|tokens|accuracy|acc|perplexity|ppl"
-    r"|lr|throughput|elapsed|eval\w{0,20}|validation|train\w{0,20}_\w{1,20})\b(?!-[\w.]{1,20}[/-])[^.;]{0,40}?\d)|\d{1,3}%\||\b(?:it/s|s/it)\b"
+    r"(?i:(?:(?<!\w-)|(?<=train-)|(?<=valid-)|(?<=val-)|(?<=test-)|(?<=eval-))"
+    r"\b(?:loss|epochs?|iter(?:ation)?s?|(?:global_)?steps?|batch(?:es)?|samples|tokens|accuracy|acc|perplexity|ppl"
+    r"|lr|throughput|learning rate|(?:total_)?timesteps|ep_\w{1,12}_mean|fps|kimg|rewards?|rmse|auc|\w{0,10}logloss"
+    r"|images/sec|words/s|eval\w{0,20}|validation|train\w{0,20}_\w{1,20})\b(?!-[\w.]{1,20}[/-])[^.;]{0,40}?\d)"
+    r"|\d{1,3}%\||(?<![A-Za-z])(?:it/s|s/it)\b"
+    # Rows of ultralytics, of boosted trees, of Marian, and of numbers alone.
+    r"|^\s*\d{1,6}/\d{1,6}\s+[\d.]{1,8}G\s|^\[\d{1,7}\]\s+(?:train|valid|test|eval)|^\d{1,7}:\s+learn: |\bEp\. \d"
+    r"|^\s*\d{1,9}(?=[\d\s:e+-]{0,200}\.\d)(?:\s+\d[\d.:e+-]{0,20}){3,20}\s*$"
 )
+# A number after the name of a metric, in what is printed once or at the end: banners, settings, command lines, advice,
+# and checkpoints that are saved because something failed.
+_NO_PROGRESS = re.compile(
+    r"^\s*(?:Num|Total|Instantaneous|Gradient|Number of)\b.{1,80} = |\(default: |^usage: |Namespace\("
+    r"|(?:^|\s)--[a-z][\w-]{1,60}[ =]|^\S{0,300}/\S{1,300}$|(?i:\bemergency\b|\bstopped at\b|\btry \w{3,8}ing\b)"
+    r"|^\s*[\"']?(?:epochs|lr|max_\w{1,40}|MAX_\w{1,40}|\w{1,40}_steps|STEPS|\w{1,40}_per_gpu|steps_per_\w{1,40})"
+    r"[\"']?\s?[:=]"
+)
+# What glog prints at the level of information is neither progress nor ordinary output, unless it has a metric.
+_GLOG_INFORMATION = re.compile(r"I\d{4} ")
 # The count of a progress bar. tqdm prints a bar again when the program ends: the same count twice is no progress.
 _BAR_COUNT = re.compile(r"\| {0,12}(\d{1,12}/(?:\d{1,12}|\?)) \[")
 _FIRST_COUNT = re.compile(r"0/")
-# What programs print while they fail, and what prints it for them: neither progress nor ordinary output.
+# What programs print while they fail, and what prints it for them, also the summaries of trackers at the end: neither
+# progress nor ordinary output.
 _DIAGNOSTIC = re.compile(
-    r"^[DIWEF]\d{4} |^\[[DIWEF]\d{0,4} | NCCL (?:INFO|WARN)|^frame #|^[=*-]{4}|^\s+at |what\(\):|^<omitting python"
+    r"^(?:wandb|COMET [A-Z]{1,10}): "
+    r"|^[DIWEF]\d{4} |^\[[DIWEF]\d{0,4} | NCCL (?:INFO|WARN)|^frame #|^[=*-]{4}|^\s+at |what\(\):|^<omitting python"
     r"|(?i:error|exception|fail|fatal|abort|traceback|terminat|kill|signal|cancel|warn|core dumped|backtrace|died|crash"
     r"|\bsrun\b|slurm|raylet|\bUCX\b|NET/OFI|mpirun|\bexit)"
 )
@@ -193,14 +211,14 @@ class ProcessSymptoms:
                 self.warnings.append(Symptom(rule, line, index))
             elif rule:
                 symptoms.append(Symptom(rule, line, index))
-            elif line.text.strip() and not _DIAGNOSTIC.search(line.text):
+            elif line.text.strip() and not _is_diagnostic(line.text):
                 bar_count = _BAR_COUNT.search(line.text)
                 if bar_count:
                     is_repeated = bar_count[1] == last_count or bool(_FIRST_COUNT.match(bar_count[1]))
                     last_count = bar_count[1]
                     if is_repeated:
                         continue
-                (self._progress if _PROGRESS.search(line.text) else self._ordinary).append(index)
+                (self._progress if _is_progress(line.text) else self._ordinary).append(index)
         return symptoms
 
     def _is_in_warning(self, index: int) -> bool:
@@ -374,9 +392,20 @@ def _drop_errors_of_lost_node(symptoms: Sequence[Symptom], node_lost_at: int) ->
 def find_last_progress(lines: Sequence[LogLinePart]) -> float:
     """When a process last printed a line of progress, in seconds since the epoch; 0.0 if it has printed none."""
     for line in reversed(lines):
-        if _PROGRESS.search(line.text) and not _DIAGNOSTIC.search(line.text) and not find_rule(line.text):
+        if _is_progress(line.text) and not _is_diagnostic(line.text) and not find_rule(line.text):
             return line.timestamp
     return 0.0
+
+
+def _is_progress(text: str) -> bool:
+    return bool(_PROGRESS.search(text)) and not _NO_PROGRESS.search(text)
+
+
+def _is_diagnostic(text: str) -> bool:
+    """Whether a line is neither progress nor ordinary output."""
+    if _GLOG_INFORMATION.match(text):
+        return not _is_progress(text)
+    return bool(_DIAGNOSTIC.search(text))
 
 
 def _get_end(symptom: Symptom) -> int:

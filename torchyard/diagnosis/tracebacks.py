@@ -22,9 +22,10 @@ _WORKER_SIGNAL_CODE = "/torch/utils/data/_utils/signal_handling.py"
 _DATA_LOADER = "/torch/utils/data/dataloader.py"
 _CHILD_CONNECTION = "/multiprocessing/connection.py"
 # Functions that print an exception and go on: Python's thread that sends objects to child processes, of which one has
-# ended; its removal of temporary files at exit; xformers' search for triton.
+# ended; its removal of temporary files at exit; its process that counts shared memory; xformers' search for triton.
 _SURVIVING_FRAME = re.compile(
-    r'/multiprocessing/(?:resource_sharer\.py", line \d+, in _serve|util\.py", line \d+, in _run_finalizers)\b'
+    r'/multiprocessing/(?:resource_sharer\.py", line \d+, in _serve|util\.py", line \d+, in _run_finalizers'
+    r'|resource_tracker\.py", line \d+, in main)\b'
     r'|\bxformers[/\\]__init__\.py", line \d+, in _is_triton_available\b'
 )
 _MODULE_FRAME = ", in <module>"
@@ -58,7 +59,7 @@ _LOGGING_ERROR_END = ("Arguments: ", "--- End of logging error ---")
 _ASIDE = re.compile(
     r"Exception in thread .{1,200}:\s*$|Error in (?:atexit\._run_exitfuncs|sys\.excepthook):"
     r"|(?:Task|Future) exception was never retrieved|Exception in callback "
-    r"|.{0,200}\bWARNING\b.{0,200}\b(?:error|exception):\s*$|\[codecarbon ERROR "
+    r"|.{0,200}\bWARNING\b.{0,200}\b(?:error|exception):\s*$|\[codecarbon ERROR |COMET ERROR: |Thread \w{1,60}:\s*$"
 )
 _THREAD_FRAME = re.compile(r'/threading\.py", line \d{1,7}, in _bootstrap')  # the first one of another thread
 _ASIDE_DETAILS = ("future: ", "handle: ")  # a line between the announcement of asyncio and the traceback
@@ -366,7 +367,11 @@ def split_lines(lines: Sequence[LogLinePart]) -> ProcessLines:
         is_only_one = all(chain.is_ignored or not chain.build(is_only_one=False) for chain in reader.chains)
         built = [chain.build(is_only_one=is_only_one) for chain in reader.chains]
         exceptions = [exception for exception in built if exception]
-        if not exceptions or not all(_COMMAND_FAILED.match(exception.lines[-1].text) for exception in exceptions):
+        may_be_others = (
+            exception.is_aside or exception.is_harmless or _COMMAND_FAILED.match(exception.lines[-1].text)
+            for exception in exceptions
+        )
+        if not exceptions or not all(may_be_others):
             return ProcessLines(exceptions, reader.other)
     bare_exceptions = []
     for index in reader.other:

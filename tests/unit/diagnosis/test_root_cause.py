@@ -993,3 +993,26 @@ def test_error_of_a_rank_counts_more_than_an_earlier_line_of_no_known_process() 
         failure = diagnose_lines({"node_0": 1}, node_0=[line, "reading", oom])
         assert failure.cause == cause
     assert failure.rank is None
+
+
+@pytest.mark.parametrize(
+    "row",
+    ["wandb:            loss_l 0.03174", "COMET INFO:     lr                           : (0.001, 0.001)"],
+)
+def test_summary_of_a_tracker_is_no_progress(row: str) -> None:
+    """Trackers print their summary when a program ends, also when an exception ends it."""
+    error = ["Traceback (most recent call last):", '  File "/app/train.py", line 90, in main', "KeyError: 'x'"]
+    failure = diagnose_lines({"node_0": 1}, node_0=[*error, "wandb: Run summary:", *[row] * 8])
+    assert (failure.cause, failure.line) == ("program-error", "KeyError: 'x'")
+
+
+def test_error_without_a_traceback_precedes_an_exception_of_another_thread() -> None:
+    """What a thread of a library raises does not hide a later error of the program, although that has no traceback."""
+    thread = [
+        "Exception in thread NetworkLoop:",
+        "Traceback (most recent call last):",
+        '  File "/lib/python3.11/threading.py", line 1045, in _bootstrap_inner',
+        "requests.exceptions.ConnectionError: HTTPSConnectionPool(host='api.example.com', port=443)",
+    ]
+    failure = diagnose_lines({"node_0": 1}, node_0=[*thread, "saved", "RuntimeError: CUDA out of memory."])
+    assert failure.cause == "oom-gpu"

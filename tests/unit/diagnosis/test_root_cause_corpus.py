@@ -5,7 +5,15 @@ import re
 
 import pytest
 
-from tests.inputs.failure_logs import HARMLESS, NAMES, SPELLINGS, diagnose_lines, load_log
+from tests.inputs.failure_logs import (
+    HARMLESS,
+    NAMES,
+    NO_PROGRESS,
+    PROGRESS,
+    SPELLINGS,
+    diagnose_lines,
+    load_log,
+)
 from tests.inputs.noisy_logs import EARLY_LINES, ENDINGS, STREAMS, build_noisy_log
 from tests.tools import causes_page
 from torchyard.diagnosis.root_cause import diagnose_failure
@@ -75,6 +83,21 @@ def test_line_gives_its_cause(cause: str, line: str) -> None:
 def test_harmless_line_is_not_a_cause(line: str) -> None:
     """Lines that healthy programs print too are not a cause."""
     assert diagnose_lines({"node_0": 1}, node_0=[line]).cause == "unknown"
+
+
+OUT_OF_MEMORY = "RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB"
+
+
+@pytest.mark.parametrize("line", PROGRESS)
+def test_progress_of_a_program_is_recognized(line: str) -> None:
+    """After an error and two lines of progress, in the form of many programs, the error has not ended the program."""
+    assert diagnose_lines({"node_0": 1}, node_0=["starting", OUT_OF_MEMORY, line, line]).cause == "unknown"
+
+
+@pytest.mark.parametrize("line", NO_PROGRESS)
+def test_other_numbers_are_no_progress(line: str) -> None:
+    """Summaries, settings, help texts, paths and stacks that follow an error do not show that the program went on."""
+    assert diagnose_lines({"node_0": 1}, node_0=["starting", OUT_OF_MEMORY, line, line]).cause == "oom-gpu"
 
 
 @pytest.mark.parametrize("name", [*NAMES, *dict.fromkeys(cause for cause, _ in SPELLINGS)])

@@ -47,7 +47,7 @@ GPU_RULES = (
         patterns=(
             _XID + r"(?:46|48|6[1-4]|79|9[2-5]|109|119|120|121|140|143)\b",
             r"[Uu]ncorrectable ECC(?! [Ee]rrors?\W{0,40}(?:0|N/A|None)\b)(?! [Cc]ount)",
-            r"(?<![Nn]o )ECC error(?!s?\W{0,40}(?:0|N/A|None)\b)",
+            r"(?<![Nn]o )(?<!orrectable )(?<!orrected )ECC error(?!s?\W{0,40}(?:0|N/A|None)\b)(?! count)",
             "fallen off the bus",
             "GPU is lost",
             "GPU requires reset",
@@ -164,7 +164,7 @@ GPU_RULES = (
         cause=GpuCause.CUDA_ERROR,
         symptom="got a CUDA error ({evidence})",
         patterns=(
-            r"(?:CUDA|Cuda) (?:runtime |driver )?error\b",
+            r"(?<![Nn]o )(?:CUDA|Cuda) (?:runtime |driver )?error\b",
             r"block: \[[\d,]{5,40}\], thread: \[[\d,]{5,40}\] Assertion `",
             r"\bcudaError[A-Z]\w",
             "(?:CUBLAS|CUDNN|CUSPARSE|CUSOLVER)_STATUS_(?!SUCCESS)",

@@ -4,6 +4,7 @@ from torchyard.model.causes.cause import Cause, CauseFacts, Distance, LogRule, l
 
 _PULL_FAILED = "(?:ErrImagePull|ImagePullBackOff|[Ff]ailed to pull|pulling image)"
 _STOP_CODES = (-15, -2, -3)
+_NOT_CONDITIONAL = r"(?!.{0,300}\b(?:[Ii]f|IF|[Ww]hen|(?:will|can|may|could) be)\b)"
 
 
 class PlatformCause(Cause):
@@ -122,7 +123,7 @@ PLATFORM_RULES = (
         patterns=(
             "DUE TO PREEMPTION",
             "PreemptionByScheduler",
-            r"(?:[Jj]ob|[Pp]od|[Nn]ode|[Ii]nstance)\b.{0,60}\b[Pp]reempted",
+            rf"^{_NOT_CONDITIONAL}.{{0,300}}(?:[Jj]ob|[Pp]od|[Nn]ode|[Ii]nstance)\b.{{0,60}}\b[Pp]reempted",
             "Preempted by (?:a )?pod",
         ),
         explains_signal=True,
@@ -179,7 +180,7 @@ PLATFORM_RULES = (
             "TERM_RUNLIMIT",
             r"[Rr]eason\W{1,4}DeadlineExceeded",
             "longer than (?:the )?specified deadline",
-            "(?:walltime|time limit).{0,40}exceeded",
+            "(?:walltime|time limit).{0,40}exceeded(?!: 0)",
             "exceeded.{0,20}(?:wall ?time|time limit)",
             "PBS: job killed: cput ",
             "exceeded (?:hard|soft) wallclock time",

@@ -67,7 +67,7 @@ PROGRAM_RULES = (
         cause=MemoryCause.OOM_HOST,
         symptom="was killed by the OOM killer",
         patterns=(
-            rf"oom[-_ ]kill(?![-_]disable)(?!{_NONE})",
+            rf"(?<![\w.-])oom[-_ ]kill(?:er|ed)?(?![-_](?!process))(?!{_NONE})",
             rf"OOM ?Killed(?!{_NONE})",
             "OOM-killed",
             "Memory cgroup out of memory",
@@ -151,7 +151,7 @@ PROGRAM_RULES = (
     LogRule(
         cause=ProgramCause.SEGFAULT,
         symptom="crashed in native code (SIGSEGV)",
-        patterns=("[Ss]egmentation fault", "SIGSEGV", *list_exit_code_patterns(11)),
+        patterns=("(?<!by a )[Ss]egmentation fault(?!s| handler)", "SIGSEGV", *list_exit_code_patterns(11)),
         worker_codes=(-11,),
         agent_codes=(-11,),
     ),
