@@ -55,7 +55,7 @@ _INFORMATION = re.compile(
     r"|\b[Rr]etrying(?: (?:\w{1,30} )?(?:in|after|with)\b|\.$)|^wandb: |Exception ignored (?:in|while|on)\b"
     r"|(?i:\bfall(?:s|ing)?[ -]?back\b|\busing [^.;]{1,60} instead\b"
     r"|[;,:-] (?:using|skipping|ignoring|continuing|resuming|retrying|reducing|lowering|halving)\b|\(ignored\)"
-    r"|\bus(?:e|ing) (?:the )?CPU\b|\bwill retry\b"
+    r"|[.,;] us(?:e|ing) (?:the )?CPU\b|\bwill retry\b"
     r"|\bskipp(?:ing|ed) (?:(?:the|this|a|bad|corrupt) )?(?:batch|sample|step|shard|file|image|update)\b"
     r"|\bskip to the next\b|\bignored error\b|\bwill ignore (?:the )?error\b)"
 )
@@ -72,7 +72,7 @@ _BENIGN = re.compile(
             r"\bpyxis: +\d{1,9} (?:Segmentation fault|Aborted|Killed)\b",
             r"ldconfig(?:\.real)?: Can't create temporary cache file|cannot remove '/usr/local/cuda/compat|^sysctl: ",
             r"(?:/etc/profile\.d/\S{1,100}|/\.cargo/env|/lmod/\S{1,100}): .{0,80}No such file|\bgetcwd\(\) failed: ",
-            r"/oom_score_adj: |\bsystemd-\w{1,30}\[\d{1,9}\]: |\bmetrics server: ",
+            r"/oom_score_adj: |\bsystemd-journald\[\d{1,9}\]: |\bmetrics server: ",
             r"\bUnable to create TMPDIR\b|\bsudo: unable to resolve host |^hostname: ",
             r"\bcould not lock config file \S{1,200}\.gitconfig: |/proc/sys/vm/drop_caches: ",
             r"mkdir -p failed for path \S{1,200}matplotlib",

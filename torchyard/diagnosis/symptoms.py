@@ -48,9 +48,10 @@ _PROGRESS = re.compile(
 # and checkpoints that are saved because something failed.
 _NO_PROGRESS = re.compile(
     r"^\s*(?:Num|Total|Instantaneous|Gradient|Number of)\b.{1,80} = |\(default: |^usage: |Namespace\("
-    r"|(?:^|\s)--[a-z][\w-]{1,60}[ =]|^\S{0,300}/\S{1,300}$|(?i:\bemergency\b|\bstopped at\b|\btry \w{3,8}ing\b)"
+    r"|(?:^|\s)--[a-z][\w-]{1,60}[ =]|^(?:[\w.=-]{0,100}/){2,30}\S{1,300}$"
+    r"|(?i:\bemergency\b|\bstopped at\b|\btry \w{3,8}ing\b)"
     r"|^\s*[\"']?(?:epochs|lr|max_\w{1,40}|MAX_\w{1,40}|\w{1,40}_steps|STEPS|\w{1,40}_per_gpu|steps_per_\w{1,40})"
-    r"[\"']?\s?[:=]"
+    r"[\"']?\s?[:=][^:=]{0,60}$"
 )
 # What glog prints at the level of information is neither progress nor ordinary output, unless it has a metric.
 _GLOG_INFORMATION = re.compile(r"I\d{4} ")

@@ -986,13 +986,15 @@ def test_line_after_an_exception_of_one_line_is_not_its_message() -> None:
     assert (failure.cause, failure.line) == ("program-error", "KeyError: 'x'")
 
 
-def test_error_of_a_rank_counts_more_than_an_earlier_line_of_no_known_process() -> None:
+@pytest.mark.parametrize(
+    ("line", "cause", "rank"),
+    [("mkdir: cannot create directory '/x': Permission denied", "oom-gpu", 1), ("1 Killed", "killed", None)],
+)
+def test_error_of_a_rank_counts_more_than_a_line_of_no_known_process(line: str, cause: str, rank: int | None) -> None:
     """Any program of the node may print a line without a prefix and go on, except about a kill."""
     oom = "[rank1]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
-    for line, cause in (("mkdir: cannot create directory '/x': Permission denied", "oom-gpu"), ("1 Killed", "killed")):
-        failure = diagnose_lines({"node_0": 1}, node_0=[line, "reading", oom])
-        assert failure.cause == cause
-    assert failure.rank is None
+    failure = diagnose_lines({"node_0": 1}, node_0=[line, "reading", oom])
+    assert (failure.cause, failure.rank) == (cause, rank)
 
 
 @pytest.mark.parametrize(
