@@ -79,7 +79,8 @@ _NCCL_MESSAGE_LINES = 6  # after its first line
 _RANK_IN_LINE = re.compile(
     r"\[(?:PG [^\]]{0,80} )?[Rr]ank:? ?(?P<bracketed>\d{1,6})\]|\bon rank:? ?(?P<bare>\d{1,6})\b"
     r"|\b(?:[Rr]ank|RANK) (?P<reported>\d{1,6}) (?:crashed with|died from|with PID|PID|\(PID) "
-    r"|\[(?P<setup>\d{1,6})\] is setting up NCCL communicator"
+    r"|\[(?P<setup>\d{1,6})\] is setting up NCCL communicator|\bRank (?P<running>\d{1,6}) is running .{0,20}collective"
+    r"|\(rank (?P<aborted>\d{1,6}) in comm \d"
     r"|\bRankID:(?P<npu>\d{1,6})\b|Error: Rank (?P<raised>\d{1,6}): "
 )
 # torch.multiprocessing, about a process of its node.
@@ -869,12 +870,19 @@ def _find_nccl_warning(lines: Sequence[LogLinePart], exception_index: int) -> st
     warning = _find_first_warning(lines[max(exception_index - _NCCL_WARNING_LINES, 0) : exception_index])
     if warning:
         return warning
-    quoted_lines = lines[exception_index + 1 : exception_index + 1 + _NCCL_MESSAGE_LINES]
+    prefix = _get_prefix(lines[exception_index])
+    next_lines = lines[exception_index + 1 : exception_index + 1 + _NCCL_MESSAGE_LINES]
+    quoted_lines = [line for line in next_lines if _get_prefix(line) == prefix]  # others may print at the same time
     for line, next_line in pairwise(quoted_lines):
         logger_prefix, marker, rest = line.text.partition(_LAST_NCCL_ERROR)
         if marker and not rest.strip():
             return next_line.text.removeprefix(logger_prefix).strip() or None
     return _find_first_warning(lines[exception_index + 1 : exception_index + 1 + _LATE_WARNING_LINES])
+
+
+def _get_prefix(line: LogLinePart) -> str:
+    """What precedes the text of a line, such as the name of the process that printed it."""
+    return line.line.removesuffix(line.text)
 
 
 def _find_first_warning(lines: Iterable[LogLinePart]) -> str | None:

@@ -21,7 +21,7 @@ from torchyard.diagnosis.tracebacks import (
 )
 from torchyard.model.causes.cause import Distance, LogRule, list_exit_code_patterns
 from torchyard.model.causes.gpu import GpuCause
-from torchyard.model.causes.memory import HOST_MEMORY_NOT_PINNED, MOUNT_LOST
+from torchyard.model.causes.memory import HOST_MEMORY_NOT_PINNED, MOUNT_LOST, NO_SEMAPHORE
 from torchyard.model.causes.platform import PlatformCause
 from torchyard.model.causes.program import (
     CHILD_EXITED,
@@ -82,8 +82,8 @@ _ONE_LINE_EXCEPTION = re.compile(
     r"(?:KeyError|IndexError|AttributeError|NameError|UnboundLocalError|ZeroDivisionError)\b"
 )
 # Exceptions whose words do not show the cause, which the call that raised them does: EAGAIN without a file, which flock
-# reports too; memory of CUDA that is not the GPU's; a lost mount in the words of a socket; data that the process which
-# starts another one has not sent.
+# reports too; memory of CUDA that is not the GPU's; a lost mount in the words of a socket; a semaphore, which is a file in
+# /dev/shm; data that the process which starts another one has not sent.
 _CALL_RULES = (
     (
         re.compile(r"BlockingIOError: \[Errno 11\] Resource temporarily unavailable$"),
@@ -99,6 +99,11 @@ _CALL_RULES = (
         re.compile(r"OSError: \[Errno 107\] Transport endpoint is not connected$"),
         re.compile(r"\b(?:open|read|write|flush|seek|stat|listdir|scandir|mkdir|makedirs|rename|replace|remove)\("),
         MOUNT_LOST,
+    ),
+    (
+        re.compile(r"OSError: \[Errno 28\] No space left on device$"),
+        re.compile(r"\bSemLock\("),
+        NO_SEMAPHORE,
     ),
     (
         re.compile(r"_pickle\.UnpicklingError: pickle data was truncated|EOFError: Ran out of input"),
@@ -335,7 +340,8 @@ class ProcessSymptoms:
 
     def _has_survived_line(self, symptom: Symptom) -> bool:
         """Whether the process went on after a line that shows an error of its own, without a traceback."""
-        if self._has_progress_after(symptom, 1):
+        # What was printed before a kill may be logged after the report of it.
+        if self._has_progress_after(symptom, _SHARED_PROGRESS_LINES if symptom.rule.explains_signal else 1):
             return True
         later_lines = len(self._ordinary) - bisect_right(self._ordinary, symptom.end)
         is_of_launcher = _REPORTED_SIGNAL.search(symptom.evidence.text)

@@ -1018,3 +1018,47 @@ def test_error_without_a_traceback_precedes_an_exception_of_another_thread() -> 
     ]
     failure = diagnose_lines({"node_0": 1}, node_0=[*thread, "saved", "RuntimeError: CUDA out of memory."])
     assert failure.cause == "oom-gpu"
+
+
+def test_last_words_of_a_process_may_be_logged_after_its_kill() -> None:
+    """A line of progress that is printed late does not show that a process survived its kill."""
+    kill = "slurmstepd: error: Job 7518 exceeded memory limit (626359956 > 512000000), being killed"
+    rows = [kill, "slurmstepd: error: *** JOB 7518 ON n1 CANCELLED AT 2022-06-10T17:11:35 ***", "Epoch 0 | Loss: 24.18"]
+    logs = {"node-0": [LogLine(0.0, "node-0", row) for row in rows]}
+    failure = diagnose_failure(logs, {"node-0": 1})
+    assert failure
+    assert failure.cause == "oom-host"
+
+
+def test_call_shows_a_semaphore() -> None:
+    """A semaphore is a file of /dev/shm, whose lack of space has the words of any disk."""
+    frame = '  File "/usr/lib/python3.11/multiprocessing/synchronize.py", line 57, in __init__'
+    call = "    sl = self._semlock = _multiprocessing.SemLock("
+    rows = ["Traceback (most recent call last):", frame, call, "OSError: [Errno 28] No space left on device"]
+    assert diagnose_lines({"node_0": 1}, node_0=rows).cause == "shm-exhausted"
+    assert diagnose_lines({"node_0": 1}, node_0=[*rows[:2], "    f.write(data)", rows[3]]).cause == "disk-full"
+
+
+@pytest.mark.parametrize(
+    ("line", "rank"),
+    [
+        ("Abort(1094543) on node 5 (rank 5 in comm 0): Fatal error in PMPI_Init: Other MPI error, error stack:", 5),
+        ("Mon Jul  2 19:35:38 2018[1,936]<stdout>:[n1:20497:0] rc_iface.c:966  UCX  ERROR failed to create qp", 936),
+        ("Detected mismatch between collectives on ranks. Rank 3 is running inconsistent collective: x", 3),
+    ],
+)
+def test_rank_that_an_mpi_names_is_that_of_the_failure(line: str, rank: int) -> None:
+    """MPICH, Open MPI and torch's check of collectives name the rank that failed."""
+    assert diagnose_lines({"node_0": 1}, node_0=[line]).rank == rank
+
+
+def test_error_that_torch_quotes_is_of_the_process_that_raised() -> None:
+    """Between the lines of NCCL's last error, another process may print its own."""
+    rows = [
+        "(VllmWorker rank=2 pid=267) ncclUnhandledCudaError: Call to CUDA function failed.",
+        "(VllmWorker rank=2 pid=267) Last error:",
+        '(VllmWorker rank=0 pid=265)   File "distributed_c10d.py", line 1815, in _shutdown_backend',
+        "(VllmWorker rank=2 pid=267) Cuda failure 'an illegal instruction was encountered'",
+    ]
+    failure = diagnose_lines({"node_0": 1}, node_0=rows)
+    assert "(Cuda failure 'an illegal instruction was encountered')" in failure.sentence

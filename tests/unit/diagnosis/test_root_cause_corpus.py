@@ -40,7 +40,6 @@ RETRIED = {
     "rendezvous-connection",
     "endpoint-name",
     "terminated",
-    "evicted",
     "preempted",
     "node-lost",
     "worker-lost",
@@ -54,6 +53,7 @@ RETRIED = {
     "device-lost",
 }
 PARTLY_RETRIED = {
+    "evicted",
     "rdma-connect",
     "image-pull",
     "pod-refused",

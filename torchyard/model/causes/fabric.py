@@ -187,6 +187,12 @@ FABRIC_RULES = (
     ),
     LogRule(
         cause=FabricCause.NCCL_NO_INTERFACE,
+        symptom="uses another version of IP than its peer ({evidence})",
+        patterns=(r"ss1\.ss_family == ss2\.ss_family",),
+        own_advice="set GLOO_SOCKET_IFNAME, and let the names of all hosts have addresses of one version",
+    ),
+    LogRule(
+        cause=FabricCause.NCCL_NO_INTERFACE,
         symptom="found no network plugin that works, not even NCCL's own",
         patterns=("Failed to initialize any NET plugin",),
         own_advice="correct NCCL_NET, NCCL_NET_PLUGIN, NCCL_SOCKET_IFNAME and NCCL_IB_HCA",
@@ -249,7 +255,7 @@ FABRIC_RULES = (
             "exceeded error retry count",
             "No route to host",
             "connectFullMesh failed",
-            r"gloo/transport/.{0,200}(?:connect \[|[Cc]onnection refused)",
+            r"gloo/transport/.{0,200}(?:connect \[|[Cc]onnection refused|Connect timeout)",
         ),
         distance=Distance.PEER,
     ),
@@ -266,7 +272,7 @@ FABRIC_RULES = (
             "[Cc]onnection (?:was )?(?:closed|reset) by (?:remote )?peer",
             r"(?<! to - \[Errno 32\] )[Bb]roken [Pp]ipe",  # not of a command whose reader has enough
             "Connection was likely closed",
-            "lost communication with a remote daemon",
+            "lost communication with (?:a remote|its) daemon",
             "failed to recv, got 0 bytes",
             "ConnectionResetError",
             r"got error: Connection",

@@ -30,7 +30,7 @@ GPU_RULES = (
             "device kernel image is invalid",
         ),
     ),
-    # NVIDIA's Xid numbers: what the program did (13, 31, 43), what NVLink did (74), what the GPU did; 45 only follows.
+    # NVIDIA's Xid numbers: what the program did (13, 31, 43), what NVLink did (74, 144 to 150), what the GPU did; 45 only follows.
     LogRule(
         cause=GpuCause.CUDA_ERROR,
         symptom="caused a fault on its GPU ({evidence})",
@@ -39,7 +39,11 @@ GPU_RULES = (
     LogRule(
         cause=GpuCause.NVLINK_FAULT,
         symptom="has a broken NVLink ({evidence})",
-        patterns=(_XID + r"74\b", "[Uu]ncorrectable NVLink", r"NVLink.{0,40}error(?!s?\W{0,40}(?:0|N/A)\b)"),
+        patterns=(
+            _XID + r"(?:74|14[4-9]|150)\b(?!.{0,80}\bNonfatal\b)",
+            "[Uu]ncorrectable NVLink",
+            r"NVLink.{0,40}error(?!s?\W{0,40}(?:0|N/A)\b)",
+        ),
     ),
     LogRule(
         cause=GpuCause.GPU_FAULT,
@@ -70,7 +74,7 @@ GPU_RULES = (
     LogRule(
         cause=GpuCause.GPU_XID,
         symptom="had its GPU report an error ({evidence})",
-        patterns=(_XID + r"(?!45\b)\d",),
+        patterns=(_XID + r"(?!45\b)\d(?!.{0,80}\bNonfatal\b)",),
     ),
     LogRule(
         cause=GpuCause.DRIVER_TOO_OLD,
@@ -102,6 +106,7 @@ GPU_RULES = (
         patterns=(
             "nvidia-container-cli: (?:ldcache|detection|initialization|mount) error",
             "Command not found: nvidia-container-cli",
+            "container creation failed: .{0,80}nvidia-container-cli",
         ),
         own_advice="check the driver and the NVIDIA container toolkit of this node",
     ),

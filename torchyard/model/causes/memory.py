@@ -31,6 +31,11 @@ MOUNT_LOST = LogRule(
     cause=MemoryCause.STORAGE_ERROR,
     symptom="lost the mount of a file ({evidence})",
 )
+# The words are those of any disk; only the call shows a semaphore: see diagnosis/symptoms.py.
+NO_SEMAPHORE = LogRule(
+    cause=MemoryCause.SHM_EXHAUSTED,
+    symptom="found no space for a semaphore in /dev/shm ({evidence})",
+)
 MEMORY_RULES = (
     LogRule(
         cause=MemoryCause.OOM_HOST,
@@ -69,6 +74,8 @@ MEMORY_RULES = (
             "OOM when allocating",
             "CUDA_ERROR_OUT_OF_MEMORY",
             "cudaErrorMemoryAllocation",
+            "hipErrorOutOfMemory",
+            r"cudaSuccess\. 2 vs 0",
             "RESOURCE_EXHAUSTED: .{0,120}" + _XLA_OUT_OF_MEMORY,
             "Resource exhausted: .{0,120}" + _XLA_OUT_OF_MEMORY,
             "_ERROR_OUT_OF_DEVICE_MEMORY",

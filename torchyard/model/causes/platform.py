@@ -81,7 +81,12 @@ PLATFORM_RULES = (
     LogRule(
         cause=PlatformCause.IMAGE_PULL,
         symptom="could not pull its image ({evidence})",
-        patterns=("ErrImagePull", "ImagePullBackOff", "[Ff]ailed to pull image", "failed to import docker image"),
+        patterns=(
+            "ErrImagePull",
+            "ImagePullBackOff",
+            "[Ff]ail(?:ed|ing) to pull image",
+            "failed to import docker image",
+        ),
         own_retry=True,
     ),
     LogRule(
@@ -107,19 +112,25 @@ PLATFORM_RULES = (
     ),
     LogRule(
         cause=PlatformCause.EVICTED,
+        symptom="was evicted at its own limit of storage ({evidence})",
+        patterns=("storage usage exceeds", "Usage of EmptyDir volume"),
+        own_advice="raise the limit, or write less to the pod's own disk",
+        own_retry=False,
+        explains_signal=True,
+    ),
+    LogRule(
+        cause=PlatformCause.EVICTED,
         symptom="was evicted from its node ({evidence})",
         patterns=(
             r"[Rr]eason\W{1,4}Evicted",
             r"\d/\d +Evicted",
             "node was low on resource",
-            "storage usage exceeds",
-            "Usage of EmptyDir volume",
         ),
         explains_signal=True,
     ),
     LogRule(
         cause=PlatformCause.PREEMPTED,
-        symptom="was preempted by a job of higher priority",
+        symptom="was preempted",
         patterns=(
             "DUE TO PREEMPTION",
             "PreemptionByScheduler",
@@ -181,7 +192,7 @@ PLATFORM_RULES = (
             r"[Rr]eason\W{1,4}DeadlineExceeded",
             "longer than (?:the )?specified deadline",
             "(?:walltime|time limit).{0,40}exceeded(?!: 0)",
-            "exceeded.{0,20}(?:wall ?time|time limit)",
+            "exceeded.{0,20}(?:wall ?time|wall ?clock limit|time limit)",
             "PBS: job killed: cput ",
             "exceeded (?:hard|soft) wallclock time",
             r"exceeds job (?:hard|soft) limit .?[hs]_(?:rt|cpu)\b",

@@ -32,7 +32,10 @@ class ProgramCause(Cause):
 DATA_WORKER_LOST = LogRule(
     cause=ProgramCause.DATA_WORKER_LOST,
     symptom="lost a DataLoader worker ({evidence})",
-    patterns=("DataLoader worker.{0,60}(?:exited unexpectedly|killed by signal(?!: Killed))",),
+    patterns=(
+        "DataLoader worker.{0,60}(?:exited unexpectedly|killed by signal(?!: Killed))",
+        r"DataLoader \d{1,4} workers exit unexpectedly",
+    ),
 )
 # Lightning's main process reports it, and ends itself by SIGKILL.
 CHILD_EXITED = LogRule(
@@ -84,6 +87,19 @@ PROGRAM_RULES = (
             "TERM_MEMLIMIT",
             r"PBS: job killed: \w{0,20}mem \d",
             r"exceeds job (?:hard|soft) limit .?[hs]_(?:vmem|rss|data)\b",
+            r"exceeded the request(?:ed)? (?:\w{1,10} )?memory\b",
+            r"is running beyond (?:virtual|physical) memory limits",
+            r"gone over memory limit",
+            r"\bon hold by .{1,80} due to memory usage",
+        ),
+        explains_signal=True,
+    ),
+    LogRule(
+        cause=MemoryCause.OOM_HOST,
+        symptom="was ended because its host was short of memory ({evidence})",
+        patterns=(
+            r"sending SIG(?:TERM|KILL) to process \d{1,9} uid \d{1,9} .{1,80}\boom_score\b",  # earlyoom
+            r"^Killed /\S{1,300} due to memory ",  # systemd-oomd
         ),
         explains_signal=True,
     ),
@@ -96,6 +112,7 @@ PROGRAM_RULES = (
             r"\b_?(?:Array|Arrow)?MemoryError",
             "bad_alloc",
             "paging file is too small",
+            r"\bmemory allocation of \d{1,20} bytes failed",
         ),
     ),
     LogRule(
@@ -248,7 +265,11 @@ PROGRAM_RULES = (
     LogRule(
         cause=ProgramCause.PROGRAM_ERROR,
         symptom="had MPI end all processes",
-        patterns=("MPI_ABORT was invoked on rank", "MPI_ERRORS_ARE_FATAL"),
+        patterns=(
+            "MPI_ABORT was invoked on rank",
+            "MPI_ERRORS_ARE_FATAL",
+            r"^Abort\(\d{1,12}\)(?: on node \d{1,6} \(.{1,60}\))?: Fatal error in ",
+        ),
         own_advice="read the lines before",
         distance=Distance.STOPPED,
     ),

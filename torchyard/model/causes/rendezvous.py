@@ -109,6 +109,7 @@ RENDEZVOUS_RULES = (
             "timeout caused pair closure",
             "Timed out initializing process group",
             "Getting socket times out",
+            "hccl fftsplus task timeout",
             "execution of the Notify register times out",
             "DistStoreError(?!: use_libuv)",
         ),

@@ -193,6 +193,7 @@ START_RULES = (
             "Data processing error: ",
             "couldn't connect to 'https",
             "Error downloading ",
+            "fatal: unable to access 'https?://",
             "error occurred while downloading",
             "[Dd]ownload failure",
         ),
@@ -211,6 +212,7 @@ START_RULES = (
             r"^\S{1,200}Error: .{0,120}\barguments? (?:are|is) not (?:used|recognized)",
             "are not used by the HfArgumentParser",
             "srun: fatal: .{1,200} mutually exclusive",
+            "There are not enough slots available in the system",
         ),
     ),
 )
