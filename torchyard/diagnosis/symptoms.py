@@ -81,9 +81,9 @@ _BROKEN_PIPE = re.compile(r"\b(?:BrokenPipeError|ConnectionResetError|EOFError)\
 _ONE_LINE_EXCEPTION = re.compile(
     r"(?:KeyError|IndexError|AttributeError|NameError|UnboundLocalError|ZeroDivisionError)\b"
 )
-# Exceptions whose words do not show the cause, which the call that raised them does: EAGAIN without a file, which flock
-# reports too; memory of CUDA that is not the GPU's; a lost mount in the words of a socket; a semaphore, which is a file in
-# /dev/shm; data that the process which starts another one has not sent.
+# Exceptions whose words do not show the cause, which the call that raised them does: EAGAIN without a file, which
+# flock reports too; memory of CUDA that is not the GPU's; a lost mount in the words of a socket; a semaphore, which
+# is a file in /dev/shm; data that the process which starts another one has not sent.
 _CALL_RULES = (
     (
         re.compile(r"BlockingIOError: \[Errno 11\] Resource temporarily unavailable$"),
