@@ -30,7 +30,8 @@ GPU_RULES = (
             "device kernel image is invalid",
         ),
     ),
-    # NVIDIA's Xid numbers: what the program did (13, 31, 43), what NVLink did (74, 144 to 150), what the GPU did; 45 only follows.
+    # NVIDIA's Xid numbers: what the program did (13, 31, 43), what NVLink did (74, 144 to 150), what the GPU did; 45
+    # only follows.
     LogRule(
         cause=GpuCause.CUDA_ERROR,
         symptom="caused a fault on its GPU ({evidence})",
