@@ -14,7 +14,7 @@ import pytest
 
 from tests.doubles.scripted_hosts import MakeProcess
 from tests.support.failing_reads import fail_to_stat
-from tests.support.waiting import wait_until
+from tests.support.waiting import TIMEOUT_S
 from torchyard.machines import host_stream, job_watch
 from torchyard.machines.job_watch import INCOMPLETE_COPY, SUPERVISOR_KILLED, ProcessWatch
 from torchyard.model.plan import Process
@@ -26,13 +26,11 @@ STAYS = "time.sleep(60)\n"
 
 
 def poll_until(watch: ProcessWatch, condition: Callable[[], bool]) -> None:
-    """Poll the watch until the condition holds."""
-
-    def is_met() -> bool:
+    """Poll the watch, which waits for output itself, until the condition holds; AssertionError after `TIMEOUT_S`."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while not condition():
+        assert time.monotonic() < deadline
         watch.poll(timeout_s=0.05)
-        return condition()
-
-    wait_until(is_met)
 
 
 def copy_log(process: Process) -> tuple[str, dict[str, str]]:
