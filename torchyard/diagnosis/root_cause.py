@@ -4,7 +4,7 @@ import math
 import re
 import signal
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from itertools import pairwise
 from pathlib import PurePath
 from types import MappingProxyType
@@ -270,6 +270,7 @@ def _list_suspects(
     if not global_ranks and is_whole_job and (report.is_complete or not report.workers):
         global_ranks = {rank: rank for rank in range(64)}
     workers = report.workers
+    worker_pids = {worker.pid for worker in workers}
     has_tee = any(line.local_rank is not None for line in lines)  # then each line of a worker has its local rank
     streams: dict[tuple[int | None, int | None], list[LogLinePart]] = defaultdict(list)
     for line in lines:
@@ -302,7 +303,7 @@ def _list_suspects(
             rank=None if report.is_cut_off else worker.rank,
             exit_code=worker.exit_code,
             last_line_at=0.0,
-            lines=[] if streams else _drop_signals_of_others(lines, worker),
+            lines=[] if streams else _drop_signals(lines, worker_pids - {worker.pid}),
             report=worker,
             is_stopped=report.is_stopped(worker),
             has_own_lines=bool(streams),
@@ -311,13 +312,12 @@ def _list_suspects(
             global_ranks=global_ranks,
             common_lines=() if has_tee or not streams or report.is_stopped(worker) else agent_lines,
         )
-    worker_pids = {worker.pid for worker in report.workers}
     yield _Suspect(
         node=node,
         rank=None,
         exit_code=exit_code,
         last_line_at=agent_lines[-1].timestamp if agent_lines else 0.0,
-        lines=[line for line in agent_lines if _parse_signalled_pid(line) not in worker_pids],
+        lines=_drop_signals(agent_lines, worker_pids),
         has_workers=bool(report.workers),
         is_shared=is_shared,
         times=ProcessTimes(started=report.started_at, others_progress=max(progress_times.values(), default=0.0)),
@@ -325,9 +325,9 @@ def _list_suspects(
     )
 
 
-def _drop_signals_of_others(lines: Sequence[LogLinePart], worker: WorkerReport) -> list[LogLinePart]:
-    """The lines without those in which torchrun reports the signal that ended another worker than this one."""
-    return [line for line in lines if _parse_signalled_pid(line) in (None, worker.pid) or not worker.pid]
+def _drop_signals(lines: Sequence[LogLinePart], pids: Set[int]) -> list[LogLinePart]:
+    """The lines without those in which torchrun reports the signal that ended one of these processes."""
+    return [line for line in lines if _parse_signalled_pid(line) not in pids]
 
 
 def _parse_signalled_pid(line: LogLinePart) -> int | None:
